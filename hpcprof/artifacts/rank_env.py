@@ -1,0 +1,76 @@
+"""Who this process is: one table from our words to the variables of Slurm, PMIx, PMI and Open MPI.
+
+The only module that reads the identity of a rank out of an environment.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Mapping, NamedTuple
+
+from hpcprof.errors import EnvironmentLacksError
+
+# what the launcher tells the training process; annotate is inert without RANK_FOLDER
+RANK_FOLDER = "HPCPROF_RANK_FOLDER"
+RANK = "HPCPROF_RANK"
+STATE_FOLDER = "HPCPROF_STATE_FOLDER"  # node-local: start token, exit code, annotate's last words
+RUN_DIR = "HPCPROF_RUN_DIR"  # set by the job script, read by launch
+NVTX = "HPCPROF_NVTX"  # "1" when somebody listens to NVTX ranges
+
+# each concept: the variables that may hold it, most trustworthy first
+_VARIABLES = {
+    "rank": ("SLURM_PROCID", "PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK"),
+    "local_rank": ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
+    "world_size": ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"),
+}
+
+
+class RankEnv(NamedTuple):
+    """Identity of one training process. ``job_id`` and ``slurm_step`` are "" outside Slurm."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    node: str
+    job_id: str
+    slurm_step: str
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> RankEnv:
+        """Read the identity. Raises EnvironmentLacksError when the rank is unknown or impossible.
+
+        There is no default rank: two processes that both believe to be rank 0 would overwrite
+        each other's files.
+        """
+        rank = _number(environ, "rank")
+        if rank is None:
+            wanted = ", ".join(_VARIABLES["rank"])
+            raise EnvironmentLacksError(
+                f"no rank in the environment (none of {wanted} is set). "
+                "Start the training with srun, or with hpcprof launch --ranks N."
+            )
+        world_size = _number(environ, "world_size")
+        if world_size is None:
+            world_size = rank + 1
+        if not 0 <= rank < world_size:
+            raise EnvironmentLacksError(
+                f"rank {rank} does not fit a job of {world_size} ranks. "
+                "Was this started by an srun inside another srun?"
+            )
+        local_rank = _number(environ, "local_rank")
+        return cls(
+            rank=rank,
+            local_rank=0 if local_rank is None else local_rank,
+            world_size=world_size,
+            node=environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0],
+            job_id=environ.get("SLURM_JOB_ID", ""),
+            slurm_step=environ.get("SLURM_STEP_ID", ""),
+        )
+
+
+def _number(environ: Mapping[str, str], concept: str) -> int | None:
+    for variable in _VARIABLES[concept]:
+        text = environ.get(variable, "")
+        if text.isdigit():
+            return int(text)
+    return None

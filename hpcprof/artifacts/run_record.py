@@ -1,0 +1,39 @@
+"""``run.json`` of a run: what was asked for. Written by the job script or by local launch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hpcprof.artifacts.atomic import read_json
+
+SCHEMA = 1
+
+# what launch obeys; every key may be missing in run.json
+LAUNCH_DEFAULTS: dict[str, Any] = {
+    "profiler": "auto",  # auto: nsys where it is found; nsys; none
+    "nsys_path": None,  # None: first on PATH
+    "nsys_trace": ["cuda", "nvtx", "osrt", "mpi"],  # those the installed nsys knows are used
+    "nsys_extra": [],
+    "profile_ranks": "all",
+    "scratch": None,  # node-local folder; None: TMPDIR, else /tmp
+}
+
+
+def new_run_record(*, name: str, strategy: str, world_size: int | None) -> dict[str, Any]:
+    """A run record with the defaults of launch; the caller adds ``spec`` and ``site``."""
+    return {
+        "schema": SCHEMA,
+        "name": name,
+        "strategy": strategy,
+        "world_size": world_size,
+        "spec": {},
+        "site": {},
+        "launch": dict(LAUNCH_DEFAULTS),
+    }
+
+
+def launch_settings(run_json: Path) -> dict[str, Any]:
+    """The ``launch`` section with defaults filled in. Raises InputError when unreadable."""
+    given = read_json(run_json, "the run's record").get("launch", {})
+    return {**LAUNCH_DEFAULTS, **given}
