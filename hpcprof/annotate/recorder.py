@@ -1,0 +1,112 @@
+"""Writes ``spans.bin``: packs records in memory and appends them once per step.
+
+Does not know what a training is. One process owns the file: it is created exclusively, and a
+forked child must not use the object (session.py sees to that).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Callable
+
+from hpcprof.artifacts import span_format
+
+# records kept in memory when nobody ends a step; 40 bytes each
+_FLUSH_RECORDS = 4096
+
+_pack = span_format.RECORD.pack
+_ident = threading.get_ident
+
+
+class SpanRecorder:
+    """Appends span records to ``path``; times are CLOCK_MONOTONIC ns of this node.
+
+    A deque and not one byte buffer: appending to it is atomic, so data-loading threads need no
+    lock. ``on_failure`` is told once, in words, when the file can no longer be written; from then
+    on the recorder is silent.
+    """
+
+    def __init__(self, path: Path, rank: int, on_failure: Callable[[str], None]) -> None:
+        """Create the file. Raises OSError, also when another process already owns it."""
+        self._pending: deque[bytes] = deque()
+        self._name_ids: dict[str, int] = {}
+        self._native_ids: dict[int, int] = {}
+        self._name_lock = threading.Lock()
+        self._write_lock = threading.Lock()
+        self._on_failure = on_failure
+        self._path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        self._write(
+            span_format.HEADER.pack(
+                span_format.MAGIC,
+                span_format.VERSION,
+                rank,
+                os.getpid(),
+                time.time_ns(),
+                time.monotonic_ns(),
+            )
+        )
+
+    def add(
+        self, start_ns: int, end_ns: int, name: str, step: int, flags: int, value: int = 0
+    ) -> None:
+        """Keep one record for the next flush. ``flags`` is a kind, see span_format."""
+        name_id = self._name_ids.get(name)
+        if name_id is None:
+            name_id = self._declare(name)
+        ident = _ident()
+        thread = self._native_ids.get(ident)
+        if thread is None:
+            # an ident may come again after its thread has ended; the lane is then named wrong
+            thread = self._native_ids[ident] = threading.get_native_id()
+        pending = self._pending
+        pending.append(_pack(start_ns, end_ns, name_id, step, thread, flags, value))
+        if len(pending) >= _FLUSH_RECORDS:
+            self.flush()
+
+    def _declare(self, name: str) -> int:
+        with self._name_lock:
+            name_id = self._name_ids.get(name)
+            if name_id is None:
+                name_id = len(self._name_ids) + 1
+                self._pending.append(span_format.name_blocks(name_id, name))
+                self._name_ids[name] = name_id
+        return name_id
+
+    def flush(self) -> None:
+        """Append everything kept so far with one write. Never raises."""
+        pending = self._pending
+        with self._write_lock:
+            # popleft and not a swap of deques: a thread may be appending just now
+            chunks = [pending.popleft() for _ in range(len(pending))]
+            if chunks:
+                self._write(b"".join(chunks))
+
+    def _write(self, block: bytes) -> None:
+        if self._fd < 0:
+            return
+        try:
+            view = memoryview(block)
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError as error:
+            self.abandon()
+            self._on_failure(f"recording of spans stopped: {error.strerror} ({self._path})")
+
+    def abandon(self) -> None:
+        """Give up the file without writing what is pending (failure, or a forked child)."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            # a failing close can not be mended, and the training must not notice
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    def close(self) -> None:
+        """Write what is pending and close the file."""
+        self.flush()
+        self.abandon()
