@@ -1,0 +1,23 @@
+"""The one table everything is computed from: its columns, invariants, records and Parquet store.
+
+Knows nothing of file formats, clocks or judgement.
+"""
+
+from hpcprof.trace.check import check_spans
+from hpcprof.trace.frame import concat_spans, empty_counters, empty_spans, spans_frame
+from hpcprof.trace.model import JobInfo, Moment, RankInfo, SourceState, Trace
+from hpcprof.trace.store import TraceStore
+
+__all__ = [
+    "JobInfo",
+    "Moment",
+    "RankInfo",
+    "SourceState",
+    "Trace",
+    "TraceStore",
+    "check_spans",
+    "concat_spans",
+    "empty_counters",
+    "empty_spans",
+    "spans_frame",
+]

@@ -1,0 +1,133 @@
+"""The columns of the spans and counters tables, each declared once. Everyone imports the constants.
+
+Does not check tables (``check``) and does not build them (``frame``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+START_NS = "start_ns"
+END_NS = "end_ns"
+KIND = "kind"
+ACTIVITY = "activity"
+NAME = "name"
+LANE = "lane"
+REPLICA = "replica"
+DEVICE = "device"
+STEP = "step"
+PHASE = "phase"
+BYTES = "bytes"
+OP = "op"
+COMM = "comm"
+SEQ = "seq"
+CORRELATION = "correlation"
+SOURCE = "source"
+TIME_NS = "time_ns"
+VALUE = "value"
+
+# kind: what a span is
+KERNEL, MEMCPY, MEMSET, COLLECTIVE, HOST = "kernel", "memcpy", "memset", "collective", "host"
+EXECUTOR_OP, IO, STEP_KIND, PHASE_KIND = "op", "io", "step", "phase"
+RUNTIME, SYNC = "runtime", "sync"
+KINDS = (
+    *(KERNEL, MEMCPY, MEMSET, COLLECTIVE, HOST, EXECUTOR_OP),
+    *(IO, STEP_KIND, PHASE_KIND, RUNTIME, SYNC),
+)
+
+# activity: what the replica was doing
+COMPUTE, COLLECTIVE_ACTIVITY, COPY, INPUT_ACTIVITY = "compute", "collective", "copy", "input"
+ACTIVITIES = (COMPUTE, COLLECTIVE_ACTIVITY, COPY, INPUT_ACTIVITY)
+
+# phase: part of a step
+INPUT, H2D, FORWARD, BACKWARD = "input", "h2d", "forward", "backward"
+ALLREDUCE, OPTIMIZER, CHECKPOINT, EVAL, OTHER = (
+    *("allreduce", "optimizer", "checkpoint"),
+    *("eval", "other"),
+)
+PHASES = (INPUT, H2D, FORWARD, BACKWARD, ALLREDUCE, OPTIMIZER, CHECKPOINT, EVAL, OTHER)
+
+# what a replica does in a phase, for spans that come without device activity of their own
+PHASE_ACTIVITY = {
+    INPUT: INPUT_ACTIVITY,
+    H2D: COPY,
+    FORWARD: COMPUTE,
+    BACKWARD: COMPUTE,
+    OPTIMIZER: COMPUTE,
+    ALLREDUCE: COLLECTIVE_ACTIVITY,
+}
+
+# op: which collective; "sendrecv" is NCCL's point-to-point kernel
+OPS = (
+    *("allreduce", "allgather", "reducescatter", "broadcast", "alltoall"),
+    *("reduce", "gather", "scatter", "barrier", "sendrecv"),
+)
+
+CATEGORY = "category"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column. ``dtype`` is pandas' name; ``values`` are the allowed ones, () means any text."""
+
+    name: str
+    dtype: str
+    unit: str
+    meaning: str
+    values: tuple[str, ...] = ()
+    nullable: bool = True
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """The type in the Parquet store."""
+        return _ARROW_TYPES[self.dtype]
+
+
+_ARROW_TYPES = {
+    "int64": pa.int64(),
+    "Int64": pa.int64(),
+    "Int32": pa.int32(),
+    "Int16": pa.int16(),
+    "float64": pa.float64(),
+    CATEGORY: pa.dictionary(pa.int32(), pa.string()),
+}
+
+SPAN_COLUMNS = (
+    Column(
+        START_NS,
+        "int64",
+        "ns",
+        "on the node clock before alignment, since t0 after",
+        nullable=False,
+    ),
+    Column(END_NS, "int64", "ns", "end, not before the start", nullable=False),
+    Column(KIND, CATEGORY, "", "what the span is", values=KINDS, nullable=False),
+    Column(ACTIVITY, CATEGORY, "", "what the replica was doing", values=ACTIVITIES),
+    Column(NAME, CATEGORY, "", "as the source gave it", nullable=False),
+    Column(LANE, CATEGORY, "", "CUDA stream or thread"),
+    Column(REPLICA, "Int16", "", "what trains, within the rank; null on host spans"),
+    Column(DEVICE, "Int16", "", "physical GPU of the node, never the visible index"),
+    Column(STEP, "Int32", "", "optimizer update the span belongs to"),
+    Column(PHASE, CATEGORY, "", "part of the step; filled on spans of kind phase", values=PHASES),
+    Column(BYTES, "Int64", "bytes", "payload"),
+    Column(OP, CATEGORY, "", "which collective", values=OPS),
+    Column(COMM, CATEGORY, "", "communicator"),
+    Column(SEQ, "Int64", "", "sequence number within the communicator"),
+    Column(CORRELATION, "Int64", "", "joins a host call with its device activity"),
+    Column(SOURCE, CATEGORY, "", "reader that produced the row", nullable=False),
+)
+
+COUNTER_COLUMNS = (
+    Column(TIME_NS, "int64", "ns", "moment of the sample; same clock as the spans", nullable=False),
+    Column(NAME, CATEGORY, "", "what was sampled, with its unit as suffix", nullable=False),
+    Column(DEVICE, "Int16", "", "physical GPU of the node"),
+    Column(VALUE, "float64", "", "the sample", nullable=False),
+    Column(SOURCE, CATEGORY, "", "reader that produced the row", nullable=False),
+)
+
+
+def arrow_schema(columns: tuple[Column, ...]) -> pa.Schema:
+    """The Parquet schema of a table with these columns."""
+    return pa.schema([pa.field(c.name, c.arrow_type, nullable=c.nullable) for c in columns])
