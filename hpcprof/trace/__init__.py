@@ -4,7 +4,13 @@ Knows nothing of file formats, clocks or judgement.
 """
 
 from hpcprof.trace.check import check_spans
-from hpcprof.trace.frame import concat_spans, empty_counters, empty_spans, spans_frame
+from hpcprof.trace.frame import (
+    anchors_frame,
+    concat_spans,
+    empty_counters,
+    empty_spans,
+    spans_frame,
+)
 from hpcprof.trace.model import JobInfo, Moment, RankInfo, SourceState, Trace
 from hpcprof.trace.store import TraceStore
 
@@ -15,6 +21,7 @@ __all__ = [
     "SourceState",
     "Trace",
     "TraceStore",
+    "anchors_frame",
     "check_spans",
     "concat_spans",
     "empty_counters",

@@ -1,4 +1,4 @@
-"""The columns of the spans and counters tables, each declared once. Everyone imports the constants.
+"""The columns of the tables (spans, counters, clock anchors): each once; everyone imports these.
 
 Does not check tables (``check``) and does not build them (``frame``).
 """
@@ -27,6 +27,9 @@ CORRELATION = "correlation"
 SOURCE = "source"
 TIME_NS = "time_ns"
 VALUE = "value"
+BEFORE_NS = "before_ns"
+AFTER_NS = "after_ns"
+REALTIME_NS = "realtime_ns"
 
 # kind: what a span is
 KERNEL, MEMCPY, MEMSET, COLLECTIVE, HOST = "kernel", "memcpy", "memset", "collective", "host"
@@ -125,6 +128,14 @@ COUNTER_COLUMNS = (
     Column(DEVICE, "Int16", "", "physical GPU of the node"),
     Column(VALUE, "float64", "", "the sample", nullable=False),
     Column(SOURCE, CATEGORY, "", "reader that produced the row", nullable=False),
+)
+
+NO_BRACKET = -1  # seq of an anchor whose two clocks were read once, one after the other
+ANCHOR_COLUMNS = (
+    Column(SEQ, "int64", "", "number of the beacon; NO_BRACKET: not a beacon", nullable=False),
+    Column(BEFORE_NS, "int64", "ns", "CLOCK_MONOTONIC just before", nullable=False),
+    Column(AFTER_NS, "int64", "ns", "CLOCK_MONOTONIC just after", nullable=False),
+    Column(REALTIME_NS, "int64", "ns", "CLOCK_REALTIME in between", nullable=False),
 )
 
 

@@ -11,6 +11,8 @@ import pyarrow as pa
 from pandas.api.types import union_categoricals
 
 from hpcprof.trace.columns import (
+    ANCHOR_COLUMNS,
+    BEFORE_NS,
     CATEGORY,
     COUNTER_COLUMNS,
     SPAN_COLUMNS,
@@ -37,6 +39,11 @@ def empty_spans() -> pd.DataFrame:
 def empty_counters() -> pd.DataFrame:
     """A counters table with every column and no row."""
     return _build({c.name: [] for c in COUNTER_COLUMNS}, COUNTER_COLUMNS, 0)
+
+
+def anchors_frame(columns: Mapping[str, Any]) -> pd.DataFrame:
+    """Moments of a node read on both of its clocks, from arrays or lists of one length."""
+    return _build(columns, ANCHOR_COLUMNS, len(columns[BEFORE_NS]))
 
 
 def concat_spans(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -85,6 +92,19 @@ def nullable_int(values: Any, is_null: Any, dtype: str) -> Any:
     return pd.arrays.IntegerArray(numbers.astype(dtype.lower()), mask)
 
 
+def coded(codes: Any, texts: Sequence[str | None]) -> pd.Categorical[Any]:
+    """A text column from indices into ``texts``: -1 and None are null, texts may be repeated.
+
+    The way to make a text column without one Python object per row.
+    """
+    known = sorted({text for text in texts if text is not None})
+    position = {text: index for index, text in enumerate(known)}
+    lookup = np.array(
+        [-1 if text is None else position[text] for text in texts] + [-1], dtype=np.int64
+    )
+    return pd.Categorical.from_codes(lookup[codes], categories=pd.Index(known, dtype="str"))
+
+
 def _from_arrow(values: pa.ChunkedArray, column: Column) -> pd.Series[Any]:
     if column.dtype == CATEGORY:
         return _category(values.unify_dictionaries().to_pandas(), column)
@@ -112,7 +132,9 @@ def _frame(columns: dict[str, pd.Series[Any]], rows: int) -> pd.DataFrame:
 
 def _series(values: Any, column: Column, rows: int) -> pd.Series[Any]:
     if column.dtype == CATEGORY:
-        return _category(_repeated(values, rows) if _is_single(values) else values, column)
+        if values is None or isinstance(values, str):
+            values = coded(np.zeros(rows, dtype=np.int64), [values])
+        return _category(values, column)
     if values is None:
         values = [None] * rows
     elif np.isscalar(values):
@@ -121,16 +143,6 @@ def _series(values: Any, column: Column, rows: int) -> pd.Series[Any]:
         values = values.array
     series: pd.Series[Any] = pd.Series(values, dtype=column.dtype)
     return series
-
-
-def _is_single(values: Any) -> bool:
-    return values is None or isinstance(values, str)
-
-
-def _repeated(text: str | None, rows: int) -> Any:
-    known = pd.Index([] if text is None else [text], dtype="str")
-    codes = np.full(rows, -1 if text is None else 0, dtype=np.int64)
-    return pd.Categorical.from_codes(codes, categories=known)
 
 
 def _category(values: Any, column: Column) -> pd.Series[Any]:
