@@ -1,0 +1,4 @@
+"""The command line: argv and exit codes, one file per verb.
+
+Each verb parses, makes one library call and prints.
+"""

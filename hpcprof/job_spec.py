@@ -1,0 +1,126 @@
+"""``hpcprof.yaml``, the job spec: what to train, on what, and how to watch it.
+
+Checks each field by itself. Does not look at the site, at Slurm, or at the file system.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveInt
+
+from hpcprof.config_file import ConfigModel, read_config_file, validate
+from hpcprof.config_types import SCHEMA, EnvName, Line, Lines, SchemaVersion, Text, TimeLimit
+
+Strategy = Literal["horovod", "multiworker"]
+STRATEGIES: tuple[str, ...] = get_args(Strategy)
+
+# it becomes a folder name, a Slurm job name and part of a file name pattern
+_NAME_RE = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+_MEM_RE = re.compile(r"\A[0-9]+[KMGTkmgt]?\Z")
+_RANKS_RE = re.compile(r"\A(all|(local)?[0-9]+|[0-9]+-[0-9]+|node:[A-Za-z0-9._-]+)\Z")
+# what only a shell would understand in a word of a command
+_SHELL_SYNTAX_RE = re.compile(r"\A(\|\|?|&&?|;|[0-9]?>>?(&[0-9])?|<)\Z|\$[A-Za-z_{(]|`")
+
+
+def _name(value: str) -> str:
+    if not _NAME_RE.match(value):
+        raise ValueError("may hold letters, digits, '.', '_' and '-' (64 at most, no '-' first)")
+    return value
+
+
+def _mem(value: str) -> str:
+    if not _MEM_RE.match(value):
+        raise ValueError("is not an amount of memory per node; write 64G, or 0 for all of it")
+    return value
+
+
+def _ranks(value: str) -> str:
+    if not all(_RANKS_RE.match(part) for part in value.split(",")):
+        raise ValueError("choose ranks by all, 0, 0-3, local0 or node:NAME, with commas between")
+    return value
+
+
+def _words(value: Any) -> Any:
+    """A command given as one string, as words. A list passes through."""
+    if not isinstance(value, str):
+        return value
+    try:
+        words = shlex.split(value)
+    except ValueError:
+        raise ValueError("has a quote that is not closed") from None
+    shell = next((word for word in words if _SHELL_SYNTAX_RE.search(word)), None)
+    if shell:
+        raise ValueError(
+            f"is not run by a shell, so {shell!r} would reach the program as it is; "
+            "write command: [bash, -c, '...'] to have one, or a list of words to mean it"
+        )
+    return words
+
+
+JobName = Annotated[str, AfterValidator(_name)]
+Memory = Annotated[str, AfterValidator(_mem)]
+RankSelection = Annotated[str, AfterValidator(_ranks)]
+Command = Annotated[tuple[Text, ...], BeforeValidator(_words), Field(min_length=1)]
+
+
+class ProfileSpec(ConfigModel):
+    """How the ranks are watched. ``trace`` None means the site's list."""
+
+    profiler: Literal["auto", "nsys", "none"] = "auto"
+    trace: Lines | None = None
+    ranks: RankSelection = "all"
+    extra: Lines = ()
+
+
+class PythonSpec(ConfigModel):
+    """Which Python runs what.
+
+    ``activate`` is shell text that makes the environment of the training. ``interpreter`` is the
+    Python that runs hpcprof itself inside the job; None is the one that made the job script.
+    """
+
+    activate: Text | None = None
+    interpreter: Line | None = None
+
+
+class JobSpec(ConfigModel):
+    """One training job. Slurm's words mean what they mean to Slurm."""
+
+    schema_version: SchemaVersion = Field(SCHEMA, alias="schema")
+    name: JobName
+    strategy: Strategy
+    site: Line = "auto"
+    nodes: PositiveInt = 1
+    ranks_per_node: PositiveInt = 1
+    gpus_per_node: NonNegativeInt = 0
+    cpus_per_task: PositiveInt = 1
+    time: TimeLimit
+    account: Line | None = None
+    partition: Line | None = None
+    mem: Memory | None = None
+    command: Command
+    env: dict[EnvName, Text] = Field(default_factory=dict)
+    workdir: Line | None = None
+    output_dir: Line | None = None
+    python: PythonSpec = PythonSpec()
+    profile: ProfileSpec = ProfileSpec()
+    sbatch_extra: Lines = ()
+    srun_extra: Lines = ()
+    collect: bool = True
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the whole job."""
+        return self.nodes * self.ranks_per_node
+
+
+def load_spec(path: str | Path) -> JobSpec:
+    """Read a job spec.
+
+    Raises InputError when the file cannot be read, UsageError when something in it is wrong.
+    """
+    return validate(JobSpec, read_config_file(Path(path), "job spec"))

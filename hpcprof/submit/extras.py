@@ -1,0 +1,110 @@
+"""Checks the options that users and sites add by hand to sbatch, srun and nsys.
+
+One entry is one word that starts with "-", so that an entry can never become the program srun
+starts. Options that would contradict the job spec, or kill the profiler, are refused with the
+reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from hpcprof.errors import UsageError
+
+# what ends a word, or the rest of the line, for sbatch: it reads quotes, "\" and "#" by itself
+_DIRECTIVE_ENDS = "\"'\\#"
+
+_SIGNAL = (
+    "the signal would go to every process of the training; it ends nsys, and the report is lost. "
+    "Only --signal=B:NAME@SECONDS, which signals the batch shell alone, is safe"
+)
+_SBATCH_OWNED = {
+    "--job-name -J": "use name: in the job spec, the run folder is called after it",
+    "--nodes -N": "use nodes: in the job spec",
+    "--ntasks -n": "use nodes: and ranks_per_node: in the job spec",
+    "--ntasks-per-node": "use ranks_per_node: in the job spec",
+    "--cpus-per-task -c": "use cpus_per_task: in the job spec",
+    "--time -t": "use time: in the job spec",
+    "--account -A": "use account: in the job spec",
+    "--partition -p": "use partition: in the job spec",
+    "--output -o": "hpcprof submit says where the log is",
+    "--error -e": "hpcprof submit says where the log is",
+}
+_SRUN_OWNED = {
+    "--nodes -N": "use nodes: in the job spec",
+    "--ntasks -n": "use nodes: and ranks_per_node: in the job spec",
+    "--ntasks-per-node": "use ranks_per_node: in the job spec",
+    "--cpus-per-task -c": "use cpus_per_task: in the job spec",
+    "--export": "use env: in the job spec; without the job's variables no rank is recorded",
+    "--multi-prog": "every rank must run the same command for its recording to start",
+    "--signal": _SIGNAL,
+}
+_NSYS_OWNED = {
+    "--trace -t": "use trace: under profile: in the job spec",
+    "--output -o": "hpcprof names the report of each rank",
+    "--force-overwrite -f": "two ranks with one name would overwrite each other's report",
+    "--session-new --session": "hpcprof names the session; with equal ones no training starts",
+    "--duration -d": "nsys ends, or ends the training, when the time is over",
+    "--delay -y": "every rank would start recording at another step",
+    "--kill": "nsys could end while the training still runs, and Slurm then kills the training",
+    "--capture-range-end": "its other values end the training when the recording ends",
+}
+
+
+def check_sbatch(options: Iterable[str], field: str) -> None:
+    """Raise UsageError that names ``field`` for an option that must not be in a job script."""
+    for option in options:
+        _check_word(option, field)
+        name, _, value = option.partition("=")
+        to_batch_shell = value.partition(":")[0].upper() in ("B", "BR", "RB") and ":" in value
+        if _is_option(name, "--signal") and not to_batch_shell:
+            raise UsageError(f"{field}: {option}: {_SIGNAL}.")
+        _check_owned(option, field, _SBATCH_OWNED)
+
+
+def check_srun(options: Iterable[str], field: str) -> None:
+    """Raise UsageError that names ``field`` for an option that must not be given to srun."""
+    for option in options:
+        _check_word(option, field)
+        _check_owned(option, field, _SRUN_OWNED)
+
+
+def check_nsys(options: Iterable[str], field: str) -> None:
+    """Raise UsageError that names ``field`` for an option that breaks profiling every rank."""
+    for option in options:
+        _check_owned(option, field, _NSYS_OWNED)
+
+
+def directive(option: str) -> str:
+    """``option`` itself, when sbatch reads it as one word of a ``#SBATCH`` line.
+
+    The last check before an option is written. Raises UsageError.
+    """
+    bad = [c for c in option if c.isspace() or not c.isprintable() or c in _DIRECTIVE_ENDS]
+    if bad:
+        raise UsageError(
+            f"the sbatch option {option!r} cannot be written into a job script: {bad[0]!r} would "
+            "end it there. Write it without spaces, quotes, backslashes and '#'."
+        )
+    return option
+
+
+def _check_word(option: str, field: str) -> None:
+    if not option.startswith("-") or option in ("-", "--"):
+        raise UsageError(f"{field}: {option!r} is not an option; write it as --name=value.")
+    if any(c.isspace() for c in option.partition("=")[0]):
+        raise UsageError(f"{field}: {option!r} holds a space; write it as --name=value.")
+
+
+def _check_owned(option: str, field: str, owned: Mapping[str, str]) -> None:
+    name = option.partition("=")[0]
+    for spellings, reason in owned.items():
+        if any(_is_option(name, known) for known in spellings.split()):
+            raise UsageError(f"{field}: {option} cannot be given here: {reason}.")
+
+
+def _is_option(name: str, known: str) -> bool:
+    """Whether the command would take ``name`` for ``known``: ``-N4`` is -N, ``--sig`` --signal."""
+    if known.startswith("--"):
+        return name.startswith("--") and len(name) > 2 and known.startswith(name)
+    return name[:2] == known

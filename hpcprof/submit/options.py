@@ -1,0 +1,121 @@
+"""Job spec and site as option lists for sbatch and srun, and as settings for launch.
+
+Lists of words until the template writes them. Later options win in Slurm, so the site comes
+before the spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hpcprof.artifacts.run_record import new_run_record
+from hpcprof.errors import UsageError
+from hpcprof.job_spec import JobSpec
+from hpcprof.site_config import Site
+from hpcprof.submit.extras import check_nsys, check_sbatch, check_srun
+
+
+def job_directives(spec: JobSpec, site: Site) -> list[str]:
+    """Options of the job script's header. Raises UsageError for an option that must not be."""
+    return [
+        *_site_sbatch_extra(spec, site),
+        f"--job-name={spec.name}",
+        f"--nodes={spec.nodes}",
+        f"--ntasks-per-node={spec.ranks_per_node}",
+        f"--cpus-per-task={spec.cpus_per_task}",
+        *([f"--gres=gpu:{spec.gpus_per_node}"] if spec.gpus_per_node else []),
+        f"--time={spec.time}",
+        *([f"--mem={spec.mem}"] if spec.mem else []),
+        *_account(spec, site),
+        *_partition(spec.partition or site.slurm.default_partition),
+        *_checked_sbatch(spec.sbatch_extra, "sbatch_extra of the job spec"),
+    ]
+
+
+def collect_directives(spec: JobSpec, site: Site) -> list[str]:
+    """Options of the collect job's header: one task, for the analysis of one run."""
+    memory = site.collect.mem_gib
+    return [
+        f"--job-name={spec.name}-collect",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--time={site.collect.time}",
+        *([f"--mem={memory}G"] if memory else []),
+        *_account(spec, site),
+        *_partition(site.collect.partition or spec.partition or site.slurm.default_partition),
+    ]
+
+
+def srun_options(spec: JobSpec, site: Site) -> list[str]:
+    """Options of the srun that starts the ranks. Raises UsageError for one that must not be."""
+    srun = site.slurm.srun
+    check_srun(srun.extra, f"slurm.srun.extra of site {site.name}")
+    check_srun(site.profile_overlay.srun, f"profile_overlay.srun of site {site.name}")
+    check_srun(spec.srun_extra, "srun_extra of the job spec")
+    return [
+        # under "sbatch --export=NONE" srun would keep our variables from the ranks
+        "--export=ALL",
+        # srun does not take it over from sbatch since Slurm 22.05
+        f"--cpus-per-task={spec.cpus_per_task}",
+        *([f"--mpi={srun.mpi}"] if srun.mpi else []),
+        *([f"--cpu-bind={srun.cpu_bind}"] if srun.cpu_bind else []),
+        *srun.extra,
+        *(site.profile_overlay.srun if _is_profiled(spec) else ()),
+        *spec.srun_extra,
+    ]
+
+
+def modules(spec: JobSpec, site: Site) -> list[str]:
+    """Environment modules of the job, in the order of loading."""
+    return [*site.modules.load, *(site.modules.profile_load if _is_profiled(spec) else ())]
+
+
+def run_record(spec: JobSpec, site: Site, versions: dict[str, str]) -> dict[str, Any]:
+    """What the job writes into ``run.json``. Raises UsageError for a harmful nsys option."""
+    check_nsys(site.nsys.extra, f"nsys.extra of site {site.name}")
+    check_nsys(spec.profile.extra, "profile.extra of the job spec")
+    record = new_run_record(name=spec.name, strategy=spec.strategy, world_size=spec.world_size)
+    record["spec"] = spec.model_dump(mode="json", by_alias=True)
+    record["site"] = site.model_dump(mode="json", by_alias=True)
+    record["versions"] = versions
+    record["launch"].update(
+        profiler=spec.profile.profiler,
+        nsys_path=site.nsys.path,
+        nsys_trace=list(site.nsys.trace if spec.profile.trace is None else spec.profile.trace),
+        nsys_extra=[*site.nsys.extra, *spec.profile.extra],
+        profile_ranks=spec.profile.ranks,
+    )
+    return record
+
+
+def _is_profiled(spec: JobSpec) -> bool:
+    return spec.profile.profiler != "none"
+
+
+def _site_sbatch_extra(spec: JobSpec, site: Site) -> list[str]:
+    overlay = site.profile_overlay.sbatch if _is_profiled(spec) else ()
+    return [
+        *_checked_sbatch(site.slurm.sbatch_extra, f"slurm.sbatch_extra of site {site.name}"),
+        *_checked_sbatch(overlay, f"profile_overlay.sbatch of site {site.name}"),
+    ]
+
+
+def _checked_sbatch(options: Sequence[str], field: str) -> Sequence[str]:
+    check_sbatch(options, field)
+    return options
+
+
+def _account(spec: JobSpec, site: Site) -> list[str]:
+    if spec.account:
+        return [f"--account={spec.account}"]
+    if site.slurm.account_required:
+        raise UsageError(
+            f"site {site.name} charges every job to an account. "
+            "Write account: NAME in the job spec; sacctmgr show associations lists yours."
+        )
+    return []
+
+
+def _partition(name: str | None) -> list[str]:
+    return [f"--partition={name}"] if name else []
