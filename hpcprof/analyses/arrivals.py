@@ -1,0 +1,105 @@
+"""When was each rank ready for the last collective of a step, and what did it do until then?
+
+Clock-free (algorithms, section 3): both ends of every length are read on the rank's own clock, so
+no alignment error can accuse anybody. For step k of one rank
+
+    arrival  from the end of the last collective of step k-1 to the start of the last one of step k
+    sync     from there to the end of the last collective of step k: wait for others, then transfer
+
+so arrival + sync is the step, and it ends at the same moment for everyone. ``arrival`` is cut into
+disjoint pieces by phase, in the order of ``PIECES``; what no phase covers is ``host``.
+
+Assumes that collectives of one step all belong to it (no pipelining over steps). What makes it
+wrong: a collective inside the forward pass (SyncBatchNorm) equalises ranks before the last one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from hpcprof.analyses.intervals import Union, overlap, subtract, union
+from hpcprof.trace import columns as c
+
+# in order of priority: an instant covered by two phases counts for the first
+PIECES = (c.INPUT, c.H2D, c.CHECKPOINT, c.EVAL, c.FORWARD, c.BACKWARD, c.OPTIMIZER)
+HOST = "host"
+ALL_PIECES = (*PIECES, HOST)
+
+# which spans are taken for the collectives of a job, finest first
+PROFILER, MARKED, NONE = "profiler", "marked", "none"
+
+COLUMNS_READ = [c.START_NS, c.END_NS, c.KIND, c.ACTIVITY, c.PHASE, c.STEP, c.BYTES, c.OP]
+
+
+def collective_forms(spans: pd.DataFrame) -> set[str]:
+    """Forms in which this rank's collectives were recorded within steps.
+
+    ``profiler``: one span per tensor as the profiler saw it (Horovod's NVTX); ``marked``: the
+    phase that the training script marked as allreduce.
+    """
+    in_step = spans[c.STEP].notna()
+    forms = set()
+    if (in_step & (spans[c.KIND] == c.COLLECTIVE) & (spans[c.OP] == "allreduce")).any():
+        forms.add(PROFILER)
+    if (in_step & (spans[c.PHASE] == c.ALLREDUCE)).any():
+        forms.add(MARKED)
+    return forms
+
+
+def per_rank(spans: pd.DataFrame, form: str) -> pd.DataFrame:
+    """One row per step, indexed by ``step``: arrival_ns, sync_ns, end_ns, bytes, <piece>_ns.
+
+    The first step has no collective before it and gets no row, nor has a step whose predecessor
+    is missing. An empty frame when there is no collective of this ``form``.
+    """
+    syncs = _last_collectives(spans, form)
+    follows = syncs.index.to_series().diff() == 1
+    starts = syncs["last_end"].shift(fill_value=0).to_numpy(np.int64)[follows]
+    rows = syncs[follows.to_numpy()]
+    ready = np.maximum(rows["last_start"].to_numpy(np.int64), starts)
+    ends = rows["last_end"].to_numpy(np.int64)
+    result: pd.DataFrame = pd.DataFrame(
+        {"arrival_ns": ready - starts, "sync_ns": ends - ready, "end_ns": ends},
+        index=rows.index,
+    )
+    rest = result["arrival_ns"].to_numpy().copy()
+    for piece, covered in _exclusive_pieces(spans):
+        inside = overlap(covered, starts, ready)
+        result[f"{piece}_ns"] = inside
+        rest -= inside
+    result[f"{HOST}_ns"] = rest
+    result["bytes"] = rows["bytes"].to_numpy(np.int64)
+    return result
+
+
+def _last_collectives(spans: pd.DataFrame, form: str) -> pd.DataFrame:
+    if form == PROFILER:
+        chosen = (spans[c.KIND] == c.COLLECTIVE) & (spans[c.OP] == "allreduce")
+    else:
+        chosen = spans[c.PHASE] == c.ALLREDUCE
+    rows = spans[chosen & spans[c.STEP].notna()]
+    grouped = rows.groupby(rows[c.STEP].astype("int64"), sort=True)
+    syncs: pd.DataFrame = pd.DataFrame(
+        {
+            "last_start": grouped[c.START_NS].max(),
+            "last_end": grouped[c.END_NS].max(),
+            "bytes": grouped[c.BYTES].sum().astype("int64"),
+        }
+    )
+    syncs.index.name = "step"
+    return syncs
+
+
+def _exclusive_pieces(spans: pd.DataFrame) -> list[tuple[str, Union]]:
+    """Per piece the time it covers and no earlier piece of the list does."""
+    taken: Union = (np.empty(0, np.int64), np.empty(0, np.int64))
+    pieces = []
+    for piece in PIECES:
+        rows = spans[spans[c.PHASE] == piece]
+        covered = union(rows[c.START_NS].to_numpy(np.int64), rows[c.END_NS].to_numpy(np.int64))
+        pieces.append((piece, subtract(covered, taken)))
+        taken = union(
+            np.concatenate((taken[0], covered[0])), np.concatenate((taken[1], covered[1]))
+        )
+    return pieces

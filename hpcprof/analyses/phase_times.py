@@ -1,0 +1,60 @@
+"""Where does each rank's step go? Medians per rank of every piece, of waiting and of transfer.
+
+Wait and transfer need no clock: the last to arrive waits for nobody, so the shortest sync of a
+step is the transfer, and what a rank spends beyond it is waiting (after TraceLens' collectives).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcprof.analyses.arrivals import ALL_PIECES
+from hpcprof.analyses.step_matrix import StepMatrix
+
+WAIT, TRANSFER = "wait", "transfer"
+PARTS = (*ALL_PIECES, WAIT, TRANSFER)
+
+
+@dataclass(frozen=True)
+class PhaseTimes:
+    """``median_ns[part][i]`` belongs to ``ranks[i]``; ``step_ns`` is the job's median step.
+
+    Medians of parts need not add up to the median of the step. ``steps``: how many were used.
+    """
+
+    ranks: tuple[int, ...]
+    steps: int
+    warm_up: int
+    step_ns: float
+    median_ns: Mapping[str, tuple[float, ...]]
+
+    def share(self, part: str) -> float:
+        """Median over ranks of a part, as a fraction of the step; nan without steps."""
+        if not self.ranks or not self.steps:
+            return float("nan")
+        return float(np.median(self.median_ns[part]) / self.step_ns)
+
+
+def phase_times(matrix: StepMatrix) -> PhaseTimes:
+    """Medians over the usable steps; empty when there are none."""
+    medians: dict[str, tuple[float, ...]] = {}
+    if matrix.steps:
+        sync = matrix.values["sync_ns"]
+        transfer = sync.min(axis=1, keepdims=True)
+        parts = {piece: matrix.values[f"{piece}_ns"] for piece in ALL_PIECES}
+        parts[WAIT] = sync - transfer
+        parts[TRANSFER] = np.broadcast_to(transfer, sync.shape)
+        medians = {
+            name: tuple(float(v) for v in np.median(values, axis=0))
+            for name, values in parts.items()
+        }
+    return PhaseTimes(
+        ranks=matrix.ranks if matrix.steps else (),
+        steps=len(matrix.steps),
+        warm_up=matrix.warm_up,
+        step_ns=matrix.median_step_ns,
+        median_ns=medians,
+    )

@@ -1,0 +1,47 @@
+"""Everything that was computed about one run; the only thing findings may read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpcprof.align.node_clock import NodeClock
+from hpcprof.analyses.causes import Cause
+from hpcprof.analyses.phase_times import PhaseTimes
+from hpcprof.analyses.stragglers import Stragglers
+from hpcprof.trace.model import JobInfo, RankInfo
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """How Slurm says the job ended: ``state`` as sacct has it, for example TIMEOUT."""
+
+    state: str
+    exit_code: str
+    elapsed_s: int | None
+    limit_s: int | None
+
+
+@dataclass(frozen=True)
+class RunResults:
+    """Results of one run.
+
+    ``ranks``: every rank that left a trace; ``missing`` those of the job that left none.
+    ``causes[i]`` belongs to ``stragglers.found[i]``. ``collective_form``: arrivals.PROFILER,
+    MARKED or NONE. ``payload_bytes``: allreduce bytes per step and rank, None when unknown.
+    ``has_device_activity``: whether any GPU kernel was recorded. ``job_end`` is None when nobody
+    could be asked.
+    """
+
+    job: JobInfo
+    ranks: tuple[RankInfo, ...]
+    missing: tuple[int, ...]
+    clocks: Mapping[str, NodeClock]
+    collective_form: str
+    payload_bytes: int | None
+    has_device_activity: bool
+    stragglers: Stragglers
+    causes: tuple[Cause, ...]
+    phase_times: PhaseTimes
+    left_out: tuple[int, ...]
+    job_end: JobEnd | None

@@ -1,0 +1,91 @@
+"""The steps that all usable ranks have, as matrices (step × rank), warm-up left out.
+
+Answers "which steps and ranks may be compared?". Every analysis across ranks starts here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+Matrix = npt.NDArray[np.float64]
+
+# a rank with fewer steps than this share of the longest one does not shorten everybody's record
+MIN_SHARE_OF_STEPS = 0.5
+WARM_UP_TOLERANCE = 1.05  # a step within 5 % of the later median is no warm-up (algorithms, 8)
+MAX_WARM_UP_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class StepMatrix:
+    """``values[name]`` is float64 [step, rank] in ns; ``steps`` are the training's numbers.
+
+    ``left_out`` are ranks with too few steps, ``warm_up`` counts the leading steps not used.
+    ``expected`` is the number of ranks the job had.
+    """
+
+    ranks: tuple[int, ...]
+    steps: tuple[int, ...]
+    values: Mapping[str, Matrix]
+    warm_up: int
+    left_out: tuple[int, ...]
+    expected: int
+
+    @property
+    def arrival(self) -> Matrix:
+        """Time until ready for the last collective, ns."""
+        return self.values["arrival_ns"]
+
+    @property
+    def step_time(self) -> Matrix:
+        """Length of each step on each rank, ns."""
+        return self.values["arrival_ns"] + self.values["sync_ns"]
+
+    @property
+    def median_step_ns(self) -> float:
+        """The job's step time; nan without steps."""
+        return float(np.median(self.step_time)) if self.steps else float("nan")
+
+
+def across_ranks(frames: Mapping[int, pd.DataFrame], expected: int) -> StepMatrix:
+    """Put the frames of ``arrivals.per_rank`` side by side. ``expected``: ranks of the job."""
+    longest = max((len(frame) for frame in frames.values()), default=0)
+    enough = max(1, MIN_SHARE_OF_STEPS * longest)
+    ranks = tuple(sorted(rank for rank, frame in frames.items() if len(frame) >= enough))
+    left_out = tuple(sorted(set(frames) - set(ranks)))
+    common = _common_steps([frames[rank] for rank in ranks])
+    names = [] if not ranks else [n for n in frames[ranks[0]].columns if n.endswith("_ns")]
+    values = {
+        name: np.column_stack([frames[r].loc[common, name].to_numpy(np.float64) for r in ranks])
+        for name in names
+    }
+    warm_up = _warm_up(values) if len(common) else 0
+    return StepMatrix(
+        ranks=ranks,
+        steps=tuple(int(step) for step in common[warm_up:]),
+        values={name: matrix[warm_up:] for name, matrix in values.items()},
+        warm_up=warm_up,
+        left_out=left_out,
+        expected=expected,
+    )
+
+
+def _common_steps(frames: list[pd.DataFrame]) -> npt.NDArray[np.int64]:
+    if not frames:
+        return np.empty(0, np.int64)
+    common = frames[0].index
+    for frame in frames[1:]:
+        common = common.intersection(frame.index)
+    return np.asarray(common.sort_values(), dtype=np.int64)
+
+
+def _warm_up(values: Mapping[str, Matrix]) -> int:
+    """Leading steps until one is within 5 % of the median of the later half."""
+    step_time = np.median(values["arrival_ns"] + values["sync_ns"], axis=1)
+    limit = np.median(step_time[len(step_time) // 2 :]) * WARM_UP_TOLERANCE
+    settled = np.flatnonzero(step_time <= limit)
+    return int(min(settled[0] if settled.size else 0, MAX_WARM_UP_SHARE * len(step_time)))

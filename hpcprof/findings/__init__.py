@@ -1,0 +1,12 @@
+"""That a number is bad, and what to do about it. One rule is one generator; rules read results.
+
+The order of the imports is the order in which rules run; the report sorts by cost.
+"""
+
+from hpcprof.findings.model import Finding
+from hpcprof.findings.registry import RULES, find
+
+# isort: split
+from hpcprof.findings import input_rules, quality_rules, straggler_rules
+
+__all__ = ["RULES", "Finding", "find", "input_rules", "quality_rules", "straggler_rules"]

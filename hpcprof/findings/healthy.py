@@ -1,0 +1,28 @@
+"""What was measured and found in order. Says nothing about what was not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpcprof.analyses import stragglers
+from hpcprof.analyses.run_results import RunResults
+from hpcprof.findings.model import INFO, Finding
+from hpcprof.findings.thresholds import INPUT_WARN_FRAC, STRAGGLER_WARN_FRAC
+from hpcprof.trace import columns as c
+from hpcprof.units import counted, percent
+
+
+def healthy(results: RunResults, findings: list[Finding]) -> Iterator[str]:
+    """One sentence for each question that was answered with "in order"."""
+    accused = any(f.rule == "rank-arrives-late" and f.level != INFO for f in findings)
+    verdict = results.stragglers
+    if verdict.status == "ok" and not accused and verdict.spread_frac < STRAGGLER_WARN_FRAC:
+        count = counted(len(verdict.lateness_ns), "rank")
+        yield (
+            f"ranks balanced: none of {count} is late for good (spread "
+            f"{percent(verdict.spread_frac)} of the step, over {verdict.steps_used} steps; "
+            f"lateness below {percent(stragglers.MIN_LATE_FRAC)} is not looked at)"
+        )
+    share = results.phase_times.share(c.INPUT)
+    if share < INPUT_WARN_FRAC:
+        yield f"input keeps up: the typical rank waits {percent(share)} of the step for its batch"

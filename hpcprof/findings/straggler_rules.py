@@ -1,0 +1,138 @@
+"""Rules about ranks that the others wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpcprof.analyses import causes, stragglers
+from hpcprof.analyses.causes import Cause
+from hpcprof.analyses.run_results import RunResults
+from hpcprof.analyses.stragglers import Straggler
+from hpcprof.findings.model import INFO, INSUFFICIENT, Finding
+from hpcprof.findings.registry import rule
+from hpcprof.findings.thresholds import STRAGGLER_INFO_FRAC, straggler_level
+from hpcprof.units import counted, duration, percent, ranks
+
+_ADVICE = {
+    ("input", stragglers.NODE): "compare how fast this node reads the data set with another node; "
+    "until it is mended leave it out (sbatch --exclude={nodes}) and tell your admins",
+    ("input", stragglers.RANK): "look at this rank's share of the data (file sizes, file system) "
+    "and at the cores its input threads may use",
+    (causes.COMPUTE, stragglers.NODE): "leave the node out (sbatch --exclude={nodes}) and ask your "
+    "admins about its clocks, power limits and other jobs on it",
+    (
+        causes.COMPUTE,
+        stragglers.RANK,
+    ): "look for what takes this rank's processor: a second process "
+    "on its cores (CPU binding), a CPU quota, a throttled GPU, or a larger batch",
+}
+_GENERAL_ADVICE = {
+    "input": "look at where these ranks read their data and at the cores their input threads use",
+    causes.COMPUTE: "look for what takes these ranks' processors: CPU binding, quotas, throttling, "
+    "or more work than the others have",
+    "copy": "check the PCIe link and NUMA binding of these ranks' GPUs",
+    "checkpoint": "checkpoint at the same step on all ranks, or write it in the background",
+    "eval": "give every rank the same share of the evaluation",
+    "host": "look at Python code that runs only on these ranks: logging, callbacks, summaries, GC",
+    causes.UNEXPLAINED: "no single phase explains it; see the table of phases below",
+}
+
+
+@rule
+def rank_arrives_late(results: RunResults) -> Iterator[Finding]:
+    """A rank, node or group of ranks is late at the collectives in most steps.
+
+    Fires: one of 8 ranks computes 10 % longer in every step, so that 7 wait for it.
+    Stays quiet: ranks that are last in turn; lateness below 2 % of the step.
+    """
+    for straggler, cause in zip(results.stragglers.found, results.causes, strict=True):
+        if straggler.late_frac >= STRAGGLER_INFO_FRAC:
+            yield _finding(results, straggler, cause)
+
+
+@rule
+def stragglers_not_assessed(results: RunResults) -> Iterator[Finding]:
+    """Too little was recorded to say whether any rank is late.
+
+    Fires: fewer than 5 comparable steps; half of the ranks missing; no collectives marked.
+    Stays quiet: whenever ranks could be compared, also when none is late.
+    """
+    if results.stragglers.status != "ok" and results.job.world_size > 1:
+        yield Finding(
+            rule="stragglers-not-assessed",
+            level=INFO,
+            status=INSUFFICIENT,
+            message=f"whether a rank is late cannot be said: {results.stragglers.reason}",
+            advice="mark the steps and phases of the training loop with hpcprof.annotate and "
+            "record at least 20 steps on every rank",
+        )
+
+
+def _finding(results: RunResults, straggler: Straggler, cause: Cause) -> Finding:
+    steps = results.phase_times.steps
+    return Finding(
+        rule="rank-arrives-late",
+        level=straggler_level(straggler.late_frac, steps),
+        ranks=straggler.ranks,
+        replicas=tuple((rank, 0) for rank in straggler.ranks),
+        nodes=straggler.nodes,
+        phase=cause.phase,
+        cause=" + ".join(cause.names),
+        impact_frac=straggler.impact_frac,
+        ci=straggler.impact_frac_ci,
+        coverage=cause.coverage,
+        message=_message(straggler, cause),
+        evidence=tuple(_evidence(results, straggler, cause)),
+        advice=_advice(straggler, cause),
+        next=(
+            ("recipe", "input" if "input" in cause.names else "timeline"),
+            ("ranks", list(straggler.ranks)),
+        ),
+    )
+
+
+def _message(straggler: Straggler, cause: Cause) -> str:
+    where = (
+        "for no single reason"
+        if cause.names == (causes.UNEXPLAINED,)
+        else ("in " + " and ".join(cause.names))
+    )
+    late = f"{duration(straggler.late_ns)} late in {percent(straggler.late_steps_frac)} of steps"
+    named = f"{ranks(straggler.ranks)} (node {', '.join(straggler.nodes)})"
+    if straggler.scope == stragglers.PAIR:
+        return (
+            f"{named} is slower than the other rank {where}: it reaches the allreduce {late}; "
+            "with two ranks only earlier runs could tell which of them is abnormal"
+        )
+    if straggler.scope == stragglers.NODE:
+        count = counted(len(straggler.ranks), "rank")
+        return f"node {straggler.nodes[0]} is late {where}: its {count} reach the allreduce {late}"
+    if straggler.scope == stragglers.GROUP:
+        return f"{named} are the slower group, {where}: they reach the allreduce {late}"
+    return f"{named} is late {where}: it reaches the allreduce {late}"
+
+
+def _evidence(results: RunResults, straggler: Straggler, cause: Cause) -> Iterator[str]:
+    for piece in sorted(cause.excess_ns, key=lambda p: -cause.excess_ns[p])[:3]:
+        if cause.excess_ns[piece] >= 0.1 * straggler.late_ns:
+            yield (
+                f"{piece} takes {duration(cause.own_ns[piece])} per step there and "
+                f"{duration(cause.others_ns[piece])} on the other ranks"
+            )
+    yield (
+        f"{percent(cause.coverage)} of the lateness is explained by {', '.join(cause.names)}"
+        if (cause.names != (causes.UNEXPLAINED,))
+        else f"the largest single cause explains {percent(cause.coverage)}"
+    )
+    if "input" in cause.names and not results.has_device_activity:
+        yield (
+            "waiting for input was timed on the host; no device activity was recorded, so where a "
+            "device works on meanwhile this is an upper bound"
+        )
+    yield f"compared over {results.stragglers.steps_used} steps, with no clock shared between ranks"
+
+
+def _advice(straggler: Straggler, cause: Cause) -> str:
+    name = cause.names[0]
+    text = _ADVICE.get((name, straggler.scope), _GENERAL_ADVICE[name])
+    return text.format(nodes=",".join(straggler.nodes))

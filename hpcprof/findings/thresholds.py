@@ -1,0 +1,22 @@
+"""Numbers at which something becomes worth saying. Fractions are of the step time."""
+
+from __future__ import annotations
+
+from hpcprof.findings.model import CRITICAL, INFO, WARN
+
+# algorithms, section 3: chosen so that a healthy run reaches warn in at most 2 % of cases
+STRAGGLER_INFO_FRAC = 0.02
+STRAGGLER_WARN_FRAC = 0.05
+STRAGGLER_CRITICAL_FRAC = 0.20
+CRITICAL_MIN_STEPS = 15
+
+# xprof's input pipeline analyzer: 5 % is "moderately", 20 % "highly" input-bound
+INPUT_WARN_FRAC = 0.05
+INPUT_CRITICAL_FRAC = 0.20
+
+
+def straggler_level(late_frac: float, steps: int) -> str:
+    """Level of a straggler that makes the others wait this long in each step."""
+    if late_frac >= STRAGGLER_CRITICAL_FRAC and steps >= CRITICAL_MIN_STEPS:
+        return CRITICAL
+    return WARN if late_frac >= STRAGGLER_WARN_FRAC else INFO

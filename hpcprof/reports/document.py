@@ -1,0 +1,159 @@
+"""``Document``: a report as data. Every output renders the same Document, so none can disagree.
+
+Made from the record in findings.json alone, so that a report can be printed again anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hpcprof.units import (
+    counted,
+    duration,
+    nbytes,
+    percent,
+    percent_interval,
+    ranks,
+)
+
+# parts of the step in the order of a step; a column is shown when some rank spent 0.5 % in it
+_PARTS = (
+    *("input", "h2d", "forward", "backward", "wait", "transfer"),
+    *("optimizer", "checkpoint", "eval", "host"),
+)
+_SHOWN_FRAC = 0.005
+_MAX_TABLE_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One finding: its level and sentence, and labelled lines below it."""
+
+    number: int
+    level: str
+    message: str
+    lines: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Column heads and rows of text; ``note`` stands below."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str
+
+
+@dataclass(frozen=True)
+class Document:
+    """A whole report: headline, labelled facts, findings, labelled remarks, tables."""
+
+    headline: str
+    facts: tuple[tuple[str, str], ...]
+    entries: tuple[Entry, ...]
+    remarks: tuple[tuple[str, str], ...]
+    tables: tuple[Table, ...]
+
+
+def build_document(record: dict[str, Any]) -> Document:
+    """The report of a run from its findings record (findings_record.py)."""
+    judged = [f for f in record["findings"] if f["status"] == "ok"]
+    unjudged = [f for f in record["findings"] if f["status"] != "ok"]
+    remarks = [("healthy", sentence) for sentence in record["healthy"]]
+    remarks += [_remark(finding) for finding in unjudged]
+    return Document(
+        headline=_headline(record),
+        facts=tuple(_facts(record, judged)),
+        entries=tuple(_entry(number, finding) for number, finding in enumerate(judged, start=1)),
+        remarks=tuple(remarks),
+        tables=tuple(_tables(record)),
+    )
+
+
+def _headline(record: dict[str, Any]) -> str:
+    run = record["run"]
+    parts = [run["name"]]
+    if run["job_id"]:
+        parts.append(f"job {run['job_id']}")
+    nodes = len(run["nodes"])
+    if nodes:
+        parts.append(f"{counted(nodes, 'node')}, {counted(run['world_size'], 'rank')}")
+    parts += [run["strategy"], f"{run['steps_used']} steps compared"]
+    return " · ".join(part for part in parts if part)
+
+
+def _facts(record: dict[str, Any], judged: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    run = record["run"]
+    if run["step_ns"] is None:
+        yield "step", "unknown: no step could be compared across ranks"
+        return
+    text = f"{duration(run['step_ns'])} (median; {run['warm_up_steps']} warm-up steps left out)"
+    late = [f for f in judged if f["rule"] == "rank-arrives-late" and f["level"] != "info"]
+    if late:
+        saved = sum(f["impact_frac"] for f in late)
+        low, high = (sum(f["ci"][i] for f in late) for i in (0, 1))
+        faster = run["step_ns"] * (1 - saved)
+        text += (
+            f"; about {duration(faster)} without the waits of "
+            f"{'finding 1' if len(late) == 1 else f'{len(late)} findings'} "
+            f"(−{percent(saved)} {percent_interval(low, high)})"
+        )
+    yield "step", text
+    if run["payload_bytes"]:
+        yield "allreduce", f"{nbytes(run['payload_bytes'])} per step and rank"
+
+
+def _entry(number: int, finding: dict[str, Any]) -> Entry:
+    lines = []
+    if finding["impact_frac"] is not None:
+        cost = f"{percent(finding['impact_frac'])} of every step"
+        if finding["ci"]:
+            cost += f" {percent_interval(*finding['ci'])} (95 % interval)"
+        lines.append(("costs", cost))
+    if finding["evidence"]:
+        lines.append(("why", "; ".join(finding["evidence"])))
+    if finding["advice"]:
+        lines.append(("do", finding["advice"]))
+    return Entry(number, finding["level"], finding["message"], tuple(lines))
+
+
+def _remark(finding: dict[str, Any]) -> tuple[str, str]:
+    label = {"not_collected": "not measured", "insufficient": "cannot say"}
+    text = finding["message"]
+    if finding["evidence"]:
+        text += f" ({'; '.join(finding['evidence'])})"
+    if finding["advice"]:
+        text += f". {finding['advice'][0].upper()}{finding['advice'][1:]}"
+    return label.get(finding["status"], "not resolvable"), text
+
+
+def _tables(record: dict[str, Any]) -> Iterator[Table]:
+    phases, step_ns = record["phases"], record["run"]["step_ns"]
+    if not phases["ranks"] or not step_ns:
+        return
+    medians = phases["median_ns"]
+    shown = [part for part in _PARTS if max(medians[part]) >= _SHOWN_FRAC * step_ns]
+    nodes = {info["rank"]: info for info in record["quality"]["ranks"]}
+    order = sorted(range(len(phases["ranks"])), key=lambda i: -(phases["lateness_ns"][i] or 0))
+    rows = []
+    for i in sorted(order[:_MAX_TABLE_ROWS], key=lambda i: phases["ranks"][i]):
+        rank = phases["ranks"][i]
+        late = phases["lateness_ns"][i]
+        cells = [f"{medians[part][i] / 1e6:.0f}" for part in shown]
+        lateness = "" if late is None else f"{late / 1e6:+.0f}"
+        rows.append((str(rank), nodes[rank]["node"], nodes[rank]["state"], *cells, lateness))
+    left = len(order) - len(rows)
+    note = "wait: for the last rank to arrive. late: against the ranks that nobody waits for."
+    if left > 0:
+        note += f" The latest {len(rows)} ranks are shown, {left} are not."
+    if record["quality"]["left_out"]:
+        note += f" Too few steps to compare: {ranks(record['quality']['left_out'])}."
+    yield Table(
+        "where a step goes, median ms",
+        ("rank", "node", "recorded", *shown, "late"),
+        tuple(rows),
+        note,
+    )

@@ -1,0 +1,100 @@
+"""``findings.json``: the verdict of a run as a JSON object, schema 1 (findings.schema.json)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from hpcprof.analyses.run_results import RunResults
+from hpcprof.findings.model import Finding
+from hpcprof.trace.model import RankInfo
+
+SCHEMA = 1
+
+
+def findings_record(
+    results: RunResults, findings: list[Finding], healthy: list[str]
+) -> dict[str, Any]:
+    """Everything a report needs, as plain JSON values; nan becomes null. Times are in ns."""
+    return {
+        "schema": SCHEMA,
+        "run": _run(results),
+        "quality": {
+            "ranks": [_rank(info) for info in results.ranks],
+            "missing": list(results.missing),
+            "left_out": list(results.left_out),
+            "collectives": results.collective_form,
+        },
+        "findings": [_finding(finding) for finding in findings],
+        "healthy": healthy,
+        "clocks": {node: _plain(asdict(clock)) for node, clock in results.clocks.items()},
+        "phases": _phases(results),
+    }
+
+
+def _run(results: RunResults) -> dict[str, Any]:
+    job, times = results.job, results.phase_times
+    return _plain(
+        {
+            "name": job.name,
+            "job_id": job.job_id,
+            "strategy": job.strategy,
+            "world_size": job.world_size,
+            "nodes": list(job.nodes),
+            "steps_used": times.steps,
+            "warm_up_steps": times.warm_up,
+            "step_ns": times.step_ns,
+            "payload_bytes": results.payload_bytes,
+            "end": None if results.job_end is None else asdict(results.job_end),
+        }
+    )
+
+
+def _rank(info: RankInfo) -> dict[str, Any]:
+    return _plain(
+        {
+            "rank": info.rank,
+            "node": info.node,
+            "local_rank": info.local_rank,
+            "exit_code": info.exit_code,
+            "ended": info.ended is not None,
+            "state": info.state,
+            "reason": info.reason,
+            "sources": {name: asdict(source) for name, source in info.sources.items()},
+            "warnings": list(info.warnings),
+        }
+    )
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    record = asdict(finding)
+    record["next"] = dict(finding.next) or None
+    return _plain(record)
+
+
+def _phases(results: RunResults) -> dict[str, Any]:
+    times = results.phase_times
+    return _plain(
+        {
+            "ranks": list(times.ranks),
+            "lateness_ns": [results.stragglers.lateness_ns.get(rank) for rank in times.ranks],
+            "median_ns": {part: list(values) for part, values in times.median_ns.items()},
+        }
+    )
+
+
+def _plain(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with values that JSON has."""
+    return {str(key): _plain_value(value) for key, value in record.items()}
+
+
+def _plain_value(value: Any) -> Any:
+    """Tuples as lists, nan as None: JSON has neither."""
+    if isinstance(value, dict):
+        return _plain(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain_value(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

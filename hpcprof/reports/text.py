@@ -1,0 +1,76 @@
+"""Renders a Document for a terminal: one screen, colour only where it is wanted."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from hpcprof.reports.document import Document, Entry, Table
+
+_LABEL_WIDTH = 12
+_STYLES = {"critical": "bold red", "warn": "bold yellow", "info": "bold"}
+
+
+def render_text(document: Document, width: int = 80) -> str:
+    """The report as plain text of at most ``width`` columns, without any escape sequence."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, color_system=None, highlight=False, emoji=False)
+    console.print(renderable(document))
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+
+
+def renderable(document: Document) -> RenderableType:
+    """The report for a rich console, which decides about width and colour."""
+    parts: list[RenderableType] = [Text(document.headline, style="bold")]
+    parts.append(_labelled(document.facts))
+    for entry in document.entries:
+        parts += [Text(""), _entry(entry)]
+    if document.remarks:
+        parts += [Text(""), _labelled(_without_repeats(document.remarks))]
+    for table in document.tables:
+        parts += [Text(""), *_table(table)]
+    return Group(*parts)
+
+
+def _labelled(lines: tuple[tuple[str, str], ...]) -> RichTable:
+    grid = _grid()
+    for label, text in lines:
+        grid.add_row(Text(label), Text(text))
+    return grid
+
+
+def _entry(entry: Entry) -> RichTable:
+    grid = _grid()
+    style = _STYLES[entry.level]
+    grid.add_row(Text(f"{entry.number} {entry.level}", style=style), Text(entry.message, style))
+    for label, text in entry.lines:
+        grid.add_row(Text(f"  {label}"), Text(text))
+    return grid
+
+
+def _grid() -> RichTable:
+    grid = RichTable.grid(padding=(0, 1, 0, 0))
+    grid.add_column(width=_LABEL_WIDTH, no_wrap=True)
+    grid.add_column(overflow="fold")
+    return grid
+
+
+def _without_repeats(lines: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """The label of a line only where it differs from the one above."""
+    labels = [label for label, _ in lines]
+    return tuple(
+        ("" if i and labels[i - 1] == label else label, f"· {text}")
+        for i, (label, text) in enumerate(lines)
+    )
+
+
+def _table(table: Table) -> list[RenderableType]:
+    rich_table = RichTable(box=None, padding=(0, 1, 0, 0), title_justify="left", pad_edge=False)
+    for number, head in enumerate(table.heads):
+        rich_table.add_column(head, justify="left" if number < 3 else "right", no_wrap=True)
+    for row in table.rows:
+        rich_table.add_row(*(Text(cell) for cell in row))
+    return [Text(table.title, style="bold"), rich_table, Text(table.note, style="dim")]
