@@ -1,0 +1,58 @@
+"""The clock-free arrival of a step and its disjoint pieces."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcprof.analyses import arrivals
+from hpcprof.trace import columns as c
+from tests.unit.synthetic_run import MS, spans
+
+pytestmark = pytest.mark.unit
+
+# two steps: optimizer of step 0 belongs to the way to the collective of step 1
+ROWS = [
+    ("input", 0, 0, 5),
+    ("forward", 0, 5, 20),
+    ("allreduce", 0, 20, 30),
+    ("optimizer", 0, 30, 33),
+    ("input", 1, 34, 44),
+    ("forward", 1, 44, 60),
+    ("backward", 1, 60, 90),
+    ("allreduce", 1, 92, 100),
+]
+
+
+def test_arrival_runs_from_collective_to_collective():
+    frame = arrivals.per_rank(spans(ROWS), arrivals.MARKED)
+    assert frame.index.tolist() == [1]  # nothing comes before the collective of step 0
+    row = frame.loc[1]
+    assert (row["arrival_ns"], row["sync_ns"], row["end_ns"]) == (62 * MS, 8 * MS, 100 * MS)
+    assert row["bytes"] == 8
+
+
+def test_pieces_add_up_to_the_arrival():
+    row = arrivals.per_rank(spans(ROWS), arrivals.MARKED).loc[1]
+    pieces = {piece: row[f"{piece}_ns"] / MS for piece in arrivals.ALL_PIECES}
+    assert pieces == {
+        **{"input": 10, "h2d": 0, "checkpoint": 0, "eval": 0},
+        **{"forward": 16, "backward": 30, "optimizer": 3, "host": 3},
+    }
+    assert sum(pieces.values()) * MS == row["arrival_ns"]
+
+
+def test_an_instant_in_two_phases_counts_for_input():
+    rows = [*ROWS[:5], ("forward", 1, 40, 60), *ROWS[6:]]
+    row = arrivals.per_rank(spans(rows), arrivals.MARKED).loc[1]
+    assert (row["input_ns"], row["forward_ns"]) == (10 * MS, 16 * MS)
+
+
+def test_a_step_after_a_gap_has_no_arrival():
+    rows = [row for row in ROWS if row[1] == 0] + [("allreduce", 2, 200, 210)]
+    assert arrivals.per_rank(spans(rows), arrivals.MARKED).empty
+
+
+def test_forms_are_told_apart():
+    marked = spans(ROWS)
+    assert arrivals.collective_forms(marked) == {arrivals.MARKED}
+    assert arrivals.collective_forms(marked[marked[c.PHASE] != c.ALLREDUCE]) == set()
