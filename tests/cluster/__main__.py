@@ -62,10 +62,8 @@ def _status(layout: Layout, options: argparse.Namespace) -> int:
     if found is None:
         print(f"cluster: none in {layout.base}")
         return 0
-    if not lifecycle.is_running(found):
-        print(
-            f"cluster: broken in {layout.base} (phase {found.phase}); make cluster-down cleans up"
-        )
+    if not lifecycle.is_running(found) or lifecycle.is_abandoned(found):
+        print(f"cluster: broken or abandoned in {layout.base}; make cluster-down cleans up")
         return 1
     by = "by hand" if found.owner.kind == "hand" else f"by test session {found.owner.pid}"
     print(f"cluster: up in {layout.base}, {found.node_count} nodes, started {by}")

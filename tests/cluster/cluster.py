@@ -178,11 +178,28 @@ class Cluster:
         lines = done.stdout.splitlines()
         return [dict(zip(names, line.split("|"), strict=True)) for line in lines]
 
+    def cancel(self, job_id: int, timeout: float = 30) -> None:
+        """Cancel one job and wait until its nodes are free again; nothing if it has ended."""
+        self.run("scancel", str(job_id), check=False)
+        self._wait_until_gone(f"--jobs={job_id}", timeout)
+
     def cancel_all(self, timeout: float = 30) -> None:
-        """Cancel every job and wait until all nodes are free again."""
+        """Cancel every job, also of other users of this cluster, and wait for free nodes."""
         self.run("scancel", "--user=root", check=False)
+        self._wait_until_gone("--user=root", timeout)
+
+    def end_in(self, job_id: int, seconds: int) -> None:
+        """Move a running job's time limit to `seconds` from now.
+
+        Slurm rounds `--time` up to minutes but takes this. It looks at limits every 30 s, so the
+        job ends `seconds` to `seconds` + 30 from now, in state TIMEOUT.
+        """
+        self.run("scontrol", "update", f"JobId={job_id}", f"EndTime=now+{seconds}seconds")
+
+    def _wait_until_gone(self, which: str, timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        while self.run("squeue", "--noheader").stdout.strip():
+        # squeue fails on a job it has already forgotten
+        while self.run("squeue", "--noheader", which, check=False).stdout.strip():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"jobs still there {timeout:.0f} s after scancel")
             time.sleep(0.2)

@@ -20,9 +20,9 @@ from .state import Owner, Resource, State
 def up(layout: Layout, node_count: int = 2, owner_kind: str = "hand") -> Cluster:
     """Start a cluster of `node_count` nodes and return it, all nodes idle.
 
-    Takes the leftovers of a broken one down first. A running one is returned as it is when it
-    has as many nodes. Raises ClusterBusyError when it has not or is a test session's, ClusterError
-    when something is missing or fails; nothing is left behind then.
+    Takes a broken one down first, and one whose test session was killed. A running one is
+    returned as it is when it has as many nodes. Raises ClusterBusyError when it has not or is a
+    test session's, ClusterError when something is missing or fails; nothing is left behind then.
     """
     if reason := missing():
         raise ClusterError(reason)
@@ -31,7 +31,7 @@ def up(layout: Layout, node_count: int = 2, owner_kind: str = "hand") -> Cluster
     os.environ["PATH"] = with_sbin(os.environ)["PATH"]
     with state.operation_lock(layout):
         found = state.read(layout)
-        if found and is_running(found):
+        if found and is_running(found) and not is_abandoned(found):
             _refuse_other(layout, found, node_count)
             return Cluster(layout, found)
         _clean(layout)
@@ -75,12 +75,12 @@ def is_running(found: State) -> bool:
 
 def is_in_foreign_use(found: State) -> bool:
     """Whether a living test session that is not this process owns the cluster."""
-    owner = found.owner
-    if owner.kind != "test" or owner.pid == os.getpid():
-        return False
-    stat = processes.stat_of(owner.pid)
-    same_boot = found.boot_id == state.boot_id()
-    return same_boot and stat is not None and stat.start == owner.start
+    return found.owner.kind == "test" and found.owner.pid != os.getpid() and _owner_lives(found)
+
+
+def is_abandoned(found: State) -> bool:
+    """Whether the cluster belongs to a test session that is no more; its faults may still act."""
+    return found.owner.kind == "test" and not _owner_lives(found)
 
 
 def leftovers(layout: Layout) -> list[str]:
@@ -210,6 +210,12 @@ def _refuse_other(layout: Layout, found: State, node_count: int) -> None:
 def _owner(kind: str) -> Owner:
     stat = processes.stat_of(os.getpid())
     return Owner(kind=kind, pid=os.getpid(), start=stat.start if stat else 0)
+
+
+def _owner_lives(found: State) -> bool:
+    stat = processes.stat_of(found.owner.pid)
+    same_boot = found.boot_id == state.boot_id()
+    return same_boot and stat is not None and stat.start == found.owner.start
 
 
 @contextlib.contextmanager

@@ -69,7 +69,7 @@ def sleeper(cluster: Cluster, folder: Path) -> Iterator[int]:
         assert time.monotonic() < deadline, "the step did not start"
         time.sleep(0.1)
     yield job_id
-    cluster.cancel_all()
+    cluster.cancel(job_id)
 
 
 def test_each_node_answers_under_its_own_name(cluster: Cluster) -> None:
@@ -154,7 +154,7 @@ def test_slow_cpu_of_one_rank_and_its_end(cluster: Cluster, folder: Path) -> Non
         assert slow > 1.0
         assert float(_lines(folder / "log.1")[done + 2]) < slow * 0.8
     finally:
-        cluster.cancel_all()
+        cluster.cancel(job_id)
 
 
 def test_slow_filesystem_is_slow_on_one_node_each_time(cluster: Cluster, folder: Path) -> None:
@@ -232,6 +232,27 @@ def test_second_up_is_refused_while_one_is_at_work(tmp_path: Path) -> None:
         starter.wait(timeout=30)
     # SIGTERM, unlike SIGKILL, cleans by itself
     assert lifecycle.leftovers(layout) == []
+
+
+def test_cluster_of_a_killed_test_session_is_replaced(tmp_path: Path) -> None:
+    if reason := missing():
+        pytest.skip(reason)
+    layout = Layout(tmp_path / "cluster")
+    session = (
+        "import os; from tests.cluster import lifecycle, layout;"
+        "lifecycle.up(layout.Layout.from_environ(), 1, 'test'); os.kill(os.getpid(), 9)"
+    )
+    env = {**os.environ, BASE_VARIABLE: str(layout.base)}
+    done = subprocess.run([sys.executable, "-c", session], cwd=ROOT, env=env, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert lifecycle.leftovers(layout)
+    (layout.shared / "old").touch()
+    try:
+        fresh = lifecycle.up(layout, 1)
+        assert fresh.owner_kind == "hand"
+        assert os.listdir(fresh.shared) == []
+    finally:
+        assert lifecycle.down(layout) == []
 
 
 def test_foreign_folder_is_left_alone(tmp_path: Path) -> None:
