@@ -68,6 +68,7 @@ def ranks(numbers: Iterable[int]) -> str:
 
 def _digits(value: float) -> str:
     size = abs(value)
-    if size >= 99.5 or value == int(value):
+    if size >= 99.5:
         return f"{value:.0f}"
-    return f"{value:.1f}" if size >= 9.95 else f"{value:.2f}"
+    text = f"{value:.1f}" if size >= 9.95 else f"{value:.2f}"
+    return text.rstrip("0").rstrip(".")

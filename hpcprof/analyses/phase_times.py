@@ -6,7 +6,7 @@ step is the transfer, and what a rank spends beyond it is waiting (after TraceLe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,11 +31,10 @@ class PhaseTimes:
     step_ns: float
     median_ns: Mapping[str, tuple[float, ...]]
 
-    def share(self, part: str) -> float:
-        """Median over ranks of a part, as a fraction of the step; nan without steps."""
-        if not self.ranks or not self.steps:
-            return float("nan")
-        return float(np.median(self.median_ns[part]) / self.step_ns)
+    def share(self, part: str, ranks: Collection[int]) -> float:
+        """Median over ``ranks`` of a part, as a fraction of the step; nan without any step."""
+        chosen = [self.median_ns[part][i] for i, rank in enumerate(self.ranks) if rank in ranks]
+        return float(np.median(chosen) / self.step_ns) if chosen else float("nan")
 
 
 def phase_times(matrix: StepMatrix) -> PhaseTimes:

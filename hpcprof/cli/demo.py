@@ -35,7 +35,7 @@ def demo(python: Path, ranks: int, steps: int, output: Path) -> int:
     """
     click.echo(
         f"Training image-cnn on {ranks} local ranks for {steps} steps. Rank {ranks - 1} is made to "
-        f"wait\n{demo_run.DELAY_MS} ms longer for each batch; hpcprof is not told, and should say so."
+        f"wait\n{demo_run.DELAY_MS} ms longer for each batch; hpcprof is not told and should see it."
     )
     record = demo_run.demo(python, ranks=ranks, steps=steps, output=output)
     show(record, as_json=False)

@@ -23,6 +23,8 @@ def healthy(results: RunResults, findings: list[Finding]) -> Iterator[str]:
             f"{percent(verdict.spread_frac)} of the step, over {verdict.steps_used} steps; "
             f"lateness below {percent(stragglers.MIN_LATE_FRAC)} is not looked at)"
         )
-    share = results.phase_times.share(c.INPUT)
+    ordinary = verdict.baseline_ranks or results.phase_times.ranks
+    share = results.phase_times.share(c.INPUT, ordinary)
+    who = "the typical other rank" if verdict.found else "the typical rank"
     if share < INPUT_WARN_FRAC:
-        yield f"input keeps up: the typical rank waits {percent(share)} of the step for its batch"
+        yield f"input keeps up: {who} waits {percent(share)} of the step for its batch"

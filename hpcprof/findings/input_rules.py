@@ -21,15 +21,20 @@ def all_ranks_wait_for_input(results: RunResults) -> Iterator[Finding]:
     5 % of the step.
     """
     times = results.phase_times
-    share = times.share(c.INPUT)
+    ordinary = results.stragglers.baseline_ranks or times.ranks
+    share = times.share(c.INPUT, ordinary)
     if not share >= INPUT_WARN_FRAC:  # also when it is nan
         return
-    waits = sorted(times.median_ns[c.INPUT])
+    waits = sorted(
+        wait
+        for rank, wait in zip(times.ranks, times.median_ns[c.INPUT], strict=True)
+        if rank in ordinary
+    )
     bound = "" if results.has_device_activity else " (timed on the host: an upper bound)"
     yield Finding(
         rule="all-ranks-wait-for-input",
         level=CRITICAL if share >= INPUT_CRITICAL_FRAC else WARN,
-        ranks=times.ranks,
+        ranks=ordinary,
         phase=c.INPUT,
         cause="input",
         impact_frac=share,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
@@ -11,6 +12,8 @@ from rich.text import Text
 from hpcprof.reports.document import Document, Entry, Table
 
 _LABEL_WIDTH = 12
+_NO_BREAK = "\u00a0"
+_BEFORE_UNIT_RE = re.compile(r"(?<=\d) (?=(ns|µs|ms|s|min|h|%|B|kB|MB|GB)\b|%)")
 _STYLES = {"critical": "bold red", "warn": "bold yellow", "info": "bold"}
 
 
@@ -19,7 +22,8 @@ def render_text(document: Document, width: int = 80) -> str:
     stream = io.StringIO()
     console = Console(file=stream, width=width, color_system=None, highlight=False, emoji=False)
     console.print(renderable(document))
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+    text = stream.getvalue().replace(_NO_BREAK, " ")
+    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
 
 def renderable(document: Document) -> RenderableType:
@@ -38,17 +42,24 @@ def renderable(document: Document) -> RenderableType:
 def _labelled(lines: tuple[tuple[str, str], ...]) -> RichTable:
     grid = _grid()
     for label, text in lines:
-        grid.add_row(Text(label), Text(text))
+        grid.add_row(Text(label), _wrappable(text))
     return grid
 
 
 def _entry(entry: Entry) -> RichTable:
     grid = _grid()
     style = _STYLES[entry.level]
-    grid.add_row(Text(f"{entry.number} {entry.level}", style=style), Text(entry.message, style))
+    grid.add_row(
+        Text(f"{entry.number} {entry.level}", style=style), _wrappable(entry.message, style)
+    )
     for label, text in entry.lines:
-        grid.add_row(Text(f"  {label}"), Text(text))
+        grid.add_row(Text(f"  {label}"), _wrappable(text))
     return grid
+
+
+def _wrappable(text: str, style: str = "") -> Text:
+    """Text that never breaks between a number and its unit."""
+    return Text(_BEFORE_UNIT_RE.sub(_NO_BREAK, text), style)
 
 
 def _grid() -> RichTable:
@@ -73,4 +84,4 @@ def _table(table: Table) -> list[RenderableType]:
         rich_table.add_column(head, justify="left" if number < 3 else "right", no_wrap=True)
     for row in table.rows:
         rich_table.add_row(*(Text(cell) for cell in row))
-    return [Text(table.title, style="bold"), rich_table, Text(table.note, style="dim")]
+    return [Text(table.title, style="bold"), rich_table, _wrappable(table.note, "dim")]

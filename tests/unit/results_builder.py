@@ -1,0 +1,67 @@
+"""RunResults of a synthetic run, for tests of rules and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hpcprof.align.node_clock import TIGHT, UTC_ONLY, NodeClock
+from hpcprof.analyses import arrivals
+from hpcprof.analyses.causes import cause
+from hpcprof.analyses.phase_times import phase_times
+from hpcprof.analyses.run_results import RunResults
+from hpcprof.analyses.step_matrix import across_ranks
+from hpcprof.analyses.stragglers import stragglers
+from hpcprof.artifacts import manifest
+from hpcprof.trace.model import JobInfo, Moment, RankInfo, SourceState
+from tests.unit.synthetic_run import frames
+
+NS = 1_000_000_000
+
+
+def rank_info(rank: int, node: str, world_size: int, *, nsys: str = manifest.OK) -> RankInfo:
+    """A rank that ended well after step 60; ``nsys`` is the state of its report."""
+    sources = {
+        "spans": SourceState("spans", manifest.OK, rows=300, first_step=0, last_step=60),
+        "nsys": SourceState("nsys", nsys, rows=900, first_step=0, last_step=60),
+    }
+    return RankInfo(
+        rank=rank,
+        local_rank=0,
+        node=node,
+        world_size=world_size,
+        exit_code=0,
+        started=Moment(100 * NS, 10 * NS),
+        ended=Moment(200 * NS, 110 * NS),
+        state=nsys,
+        sources=sources,
+    )
+
+
+def results(
+    ranks: int = 4,
+    per_node: int = 2,
+    extra_ms: Mapping[tuple[int, str], float] | None = None,
+    **changes: object,
+) -> RunResults:
+    """Results of a run with nsys on every rank, clock-checked by wall clock; override by name."""
+    matrix = across_ranks(frames(ranks, extra_ms=extra_ms), ranks)
+    node_of = {rank: f"node{rank // per_node}" for rank in range(ranks)}
+    verdict = stragglers(matrix, node_of)
+    nodes = tuple(sorted(set(node_of.values())))
+    status, bound = (UTC_ONLY, 20_000_000) if len(nodes) > 1 else (TIGHT, 2_000)
+    built = RunResults(
+        job=JobInfo("image-cnn", "4711", "horovod", ranks, nodes),
+        ranks=tuple(rank_info(rank, node_of[rank], ranks) for rank in range(ranks)),
+        missing=(),
+        clocks={node: NodeClock(node, 0, 0, 0, bound, "wall clock", status, 4) for node in nodes},
+        collective_form=arrivals.PROFILER,
+        payload_bytes=1_200_000,
+        has_device_activity=True,
+        stragglers=verdict,
+        causes=tuple(cause(matrix, found, verdict.baseline_ranks) for found in verdict.found),
+        phase_times=phase_times(matrix),
+        left_out=(),
+        job_end=None,
+    )
+    return replace(built, **changes)

@@ -1,0 +1,144 @@
+"""One case per rule: what fires, with which content, and what stays quiet. Counts are exact."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hpcprof.analyses import arrivals
+from hpcprof.analyses.run_results import JobEnd
+from hpcprof.artifacts import manifest
+from hpcprof.findings import RULES, find
+from hpcprof.findings.healthy import healthy
+from hpcprof.trace.model import SourceState
+from tests.unit.results_builder import rank_info, results
+
+pytestmark = pytest.mark.unit
+
+
+def summary(found):
+    return [(f.rule, f.level, f.status, f.ranks, f.cause) for f in found]
+
+
+def test_a_healthy_run_accuses_nobody_and_says_what_is_healthy():
+    run = results()
+    found = find(run)
+    # the only thing to say is what was not measured: the order of events between nodes
+    assert summary(found) == [("not-collected", "info", "not_collected", (0, 1, 2, 3), None)]
+    assert "below 20 ms" in found[0].message
+    balanced, keeps_up = healthy(run, found)
+    assert balanced.startswith("ranks balanced: none of 4 ranks is late for good (spread 0.")
+    assert keeps_up == "input keeps up: the typical rank waits 1.0 % of the step for its batch"
+
+
+def test_a_slow_node_is_one_finding_with_cause_cost_and_advice():
+    run = results(extra_ms={(2, "input"): 80.0, (3, "input"): 80.0})
+    first, *others = find(run)
+    assert summary([first]) == [("rank-arrives-late", "critical", "ok", (2, 3), "input")]
+    assert [f.rule for f in others] == ["not-collected"]
+    assert first.message == (
+        "node node1 is late in input: its 2 ranks reach the allreduce 80.9 ms late in 100 % of steps"
+    )
+    assert first.impact_frac == pytest.approx(80 / 282, abs=0.01)
+    assert "--exclude=node1" in first.advice
+    assert first.evidence[0] == "input takes 81.8 ms per step there and 2 ms on the other ranks"
+    assert not [s for s in healthy(run, [first]) if s.startswith("ranks balanced")]
+
+
+def test_levels_follow_the_lateness():
+    levels = {
+        extra: [f.level for f in find(results(extra_ms={(1, "backward"): extra})) if f.impact_frac]
+        for extra in (1.0, 6.0, 14.0, 60.0)
+    }
+    assert levels == {1.0: [], 6.0: ["info"], 14.0: ["warn"], 60.0: ["critical"]}
+
+
+def test_input_slow_everywhere_is_one_finding_and_no_rank_is_accused():
+    run = results(extra_ms={(rank, "input"): 60.0 for rank in range(4)})
+    first, *others = find(run)
+    assert summary([first]) == [
+        ("all-ranks-wait-for-input", "critical", "ok", (0, 1, 2, 3), "input")
+    ]
+    assert first.impact_frac == pytest.approx(62 / 260, abs=0.01)
+    assert [f.rule for f in others] == ["not-collected"]
+
+
+def test_missing_and_empty_ranks_are_named_and_not_called_healthy():
+    run = results()
+    lost = {
+        name: SourceState(name, manifest.LOST, "killed at its start") for name in ("spans", "nsys")
+    }
+    ranks = (*run.ranks[:2], replace(run.ranks[2], sources=lost, reason="killed at its start"))
+    found = find(replace(run, ranks=ranks, missing=(3,)))
+    assert ("ranks-missing", "warn", "not_collected", (2, 3), None) in summary(found)
+    (missing,) = [f for f in found if f.rule == "ranks-missing"]
+    assert missing.message.startswith("ranks 2-3 of 4 left nothing that can be used")
+
+
+def _ended(run, rank, exit_code, ended=True):
+    info = replace(run.ranks[rank], exit_code=exit_code)
+    info = info if ended else replace(info, ended=None)
+    return replace(run, ranks=(*run.ranks[:rank], info, *run.ranks[rank + 1 :]))
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "message"),
+    [
+        (137, "rank 2 (node node1) was ended by SIGKILL after step 60"),
+        (-9, "rank 2 (node node1) was ended by SIGKILL after step 60"),
+        (7, "rank 2 (node node1) failed with exit code 7 after step 60"),
+    ],
+)
+def test_a_killed_or_failed_rank_is_named(exit_code, message):
+    run = _ended(results(), 2, exit_code)
+    assert [f.message for f in find(run) if f.rule == "job-ended-early"] == [message]
+
+
+def test_the_rank_that_failed_is_named_and_not_those_slurm_ended_after_it():
+    run = _ended(_ended(_ended(results(), 2, 137), 0, 143), 1, 143)
+    assert [f.ranks for f in find(run) if f.rule == "job-ended-early"] == [(2,)]
+
+
+def test_the_time_limit_is_told_by_slurm():
+    run = results(job_end=JobEnd("TIMEOUT", "0:0", 61, 60))
+    for rank in range(4):
+        run = _ended(run, rank, None, ended=False)
+    (early,) = [f for f in find(run) if f.rule == "job-ended-early"]
+    assert early.cause == "time limit"
+    assert early.message == ("the job reached its time limit of 60 s: Slurm ended it after step 60")
+
+
+def test_ranks_without_an_end_record_are_not_taken_for_finished():
+    run = _ended(results(), 1, None, ended=False)
+    (early,) = [f for f in find(run) if f.rule == "job-ended-early"]
+    assert early.message.startswith("rank 1 left no end record after step 60: killed together")
+
+
+def test_a_lost_report_is_named_and_its_rank_is_not_measured():
+    run = results()
+    infos = list(run.ranks)
+    infos[1] = rank_info(1, "node0", 4, nsys=manifest.LOST)
+    infos[1].sources["nsys"] = SourceState("nsys", manifest.LOST, "killed while recording")
+    found = find(replace(run, ranks=tuple(infos), collective_form=arrivals.MARKED))
+    messages = [f.message for f in found]
+    assert messages[0] == "nsys is LOST on rank 1: killed while recording"
+    assert any(
+        m.startswith("operating system calls, MPI calls and GPU kernels of rank 1")
+        for m in messages
+    )
+    assert any("only the marked allreduce phase is known" in m for m in messages)
+
+
+def test_too_few_steps_is_said():
+    run = results()
+    short = replace(run.stragglers, status="insufficient", reason="3 comparable steps", found=())
+    found = find(replace(run, stragglers=short, causes=()))
+    assert ("stragglers-not-assessed", "info", "insufficient", (), None) in summary(found)
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_every_rule_says_what_it_is_and_when_it_fires(name):
+    doc = RULES[name].__doc__ or ""
+    assert doc.splitlines()[0].endswith(".")
+    assert "Fires:" in doc and "Stays quiet:" in doc

@@ -1,0 +1,63 @@
+"""The text report against golden files at 80 columns, and findings.json against its schema."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import hpcprof
+from hpcprof.analyses import arrivals
+from hpcprof.findings import find
+from hpcprof.findings.healthy import healthy
+from hpcprof.reports.document import build_document
+from hpcprof.reports.findings_record import findings_record
+from hpcprof.reports.text import render_text
+from tests.unit.results_builder import results
+
+pytestmark = pytest.mark.unit
+
+GOLDEN = Path(__file__).parent / "golden"
+RUNS = {
+    "healthy": {},
+    "slow_node_input": {"extra_ms": {(2, "input"): 80.0, (3, "input"): 80.0}},
+    "slow_rank_compute": {
+        "extra_ms": {(1, "backward"): 90.0, (1, "forward"): 45.0},
+        "collective_form": arrivals.MARKED,
+        "has_device_activity": False,
+        "payload_bytes": None,
+    },
+}
+
+
+def record(name):
+    run = results(**RUNS[name])
+    found = find(run)
+    return findings_record(run, found, list(healthy(run, found)))
+
+
+@pytest.mark.parametrize("name", sorted(RUNS))
+def test_text_report_is_the_golden_one(name):
+    """HPCPROF_REGENERATE=1 writes the golden files anew; look at them before you commit."""
+    text = render_text(build_document(record(name)))
+    golden = GOLDEN / f"report_{name}.txt"
+    if os.environ.get("HPCPROF_REGENERATE"):
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("name", sorted(RUNS))
+def test_findings_json_obeys_its_schema(name):
+    schema = Path(hpcprof.__file__).parent / "reports" / "findings.schema.json"
+    value = json.loads(json.dumps(record(name), allow_nan=False))
+    jsonschema.validate(value, json.loads(schema.read_text(encoding="utf-8")))
+
+
+def test_a_report_from_the_file_is_the_same_report():
+    again = json.loads(json.dumps(record("slow_node_input")))
+    assert build_document(again) == build_document(record("slow_node_input"))
