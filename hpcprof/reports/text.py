@@ -12,22 +12,32 @@ from rich.text import Text
 from hpcprof.reports.document import Document, Entry, Table
 
 _LABEL_WIDTH = 12
-_NO_BREAK = "\u00a0"
+# stands for the space between a number and its unit while lines are wrapped: rich breaks at a
+# no-break space too, so a private character of the same width is used and replaced afterwards
+_NO_BREAK = "\ue000"
 _BEFORE_UNIT_RE = re.compile(r"(?<=\d) (?=(ns|µs|ms|s|min|h|%|B|kB|MB|GB)\b|%)")
 _STYLES = {"critical": "bold red", "warn": "bold yellow", "info": "bold"}
 
 
 def render_text(document: Document, width: int = 80) -> str:
     """The report as plain text of at most ``width`` columns, without any escape sequence."""
-    stream = io.StringIO()
-    console = Console(file=stream, width=width, color_system=None, highlight=False, emoji=False)
-    console.print(renderable(document))
-    text = stream.getvalue().replace(_NO_BREAK, " ")
+    console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
+    text = _printed(document, console)
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
 
-def renderable(document: Document) -> RenderableType:
-    """The report for a rich console, which decides about width and colour."""
+def render_terminal(document: Document) -> str:
+    """The report as wide as this terminal and in colour."""
+    return _printed(document, Console(highlight=False))
+
+
+def _printed(document: Document, console: Console) -> str:
+    with console.capture() as capture:
+        console.print(_renderable(document))
+    return capture.get().replace(_NO_BREAK, " ")
+
+
+def _renderable(document: Document) -> RenderableType:
     parts: list[RenderableType] = [Text(document.headline, style="bold")]
     parts.append(_labelled(document.facts))
     for entry in document.entries:
