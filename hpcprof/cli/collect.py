@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from hpcprof import pipeline
 from hpcprof.reports.document import build_document
-from hpcprof.reports.text import render_text, renderable
+from hpcprof.reports.text import render_terminal, render_text
 
 _LEVELS = ("info", "warn", "critical")
 
@@ -41,7 +40,7 @@ def show(record: dict[str, object], *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(record, indent=1, sort_keys=True))
     elif sys.stdout.isatty():
-        Console(highlight=False, emoji=False).print(renderable(build_document(record)))
+        click.echo(render_terminal(build_document(record)), nl=False)
     else:
         click.echo(render_text(build_document(record)), nl=False)
 

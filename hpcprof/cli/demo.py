@@ -34,8 +34,8 @@ def demo(python: Path, ranks: int, steps: int, output: Path) -> int:
     Needs TensorFlow; no Slurm, GPU, nsys or root.
     """
     click.echo(
-        f"Training image-cnn on {ranks} local ranks for {steps} steps. Rank {ranks - 1} is made to "
-        f"wait\n{demo_run.DELAY_MS} ms longer for each batch; hpcprof is not told and should see it."
+        f"Training image-cnn on {ranks} local ranks for {steps} steps. hpcprof is not told, but\n"
+        f"rank {ranks - 1} is made to wait {demo_run.DELAY_MS} ms longer for each of its batches."
     )
     record = demo_run.demo(python, ranks=ranks, steps=steps, output=output)
     show(record, as_json=False)
