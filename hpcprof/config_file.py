@@ -25,6 +25,7 @@ _IN_OUR_WORDS = {
     "tuple_type": "must be a list, such as [a, b]",
     "dict_type": "must hold names and values, such as {A: 1}",
     "model_type": "must hold fields, indented below it",
+    "too_short": "must not be empty",
     "string_type": "must be text; write '' for an empty one",
 }
 
@@ -98,7 +99,8 @@ def validate(model: type[Model], file: ConfigFile) -> Model:
     try:
         return model.model_validate(file.values)
     except ValidationError as error:
-        problems = [_describe(model, file, item) for item in error.errors()]
+        found = sorted(error.errors(), key=lambda item: _line_of(file, item["loc"]) or 0)
+        problems = [_describe(model, file, item) for item in found]
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     raise UsageError(
         f"{file.path} is not a valid {file.what} ({count}):\n  " + "\n  ".join(problems)
@@ -131,10 +133,16 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
     return str(error).splitlines()[0]
 
 
+def _line_of(file: ConfigFile, where: Location) -> int | None:
+    """Line of the field, or of the innermost section around it that is in the file."""
+    lines = (file.lines.get(where[:depth]) for depth in range(len(where), 0, -1))
+    return next((line for line in lines if line), None)
+
+
 def _describe(model: type[ConfigModel], file: ConfigFile, item: Any) -> str:
     """One problem as "line 4: node: unknown field; did you mean 'nodes'?"."""
     where: Location = tuple(part for part in item["loc"] if part != "[key]")
-    line = next((n for i in range(len(where), 0, -1) if (n := file.lines.get(where[:i]))), None)
+    line = _line_of(file, where)
     at = f"line {line}: " if line else ""
     field = ".".join(str(part) for part in where)
     if item["type"] == "extra_forbidden":

@@ -23,7 +23,7 @@ _NAME_RE = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _MEM_RE = re.compile(r"\A[0-9]+[KMGTkmgt]?\Z")
 _RANKS_RE = re.compile(r"\A(all|(local)?[0-9]+|[0-9]+-[0-9]+|node:[A-Za-z0-9._-]+)\Z")
 # what only a shell would understand in a word of a command
-_SHELL_SYNTAX_RE = re.compile(r"\A(\|\|?|&&?|;|[0-9]?>>?(&[0-9])?|<)\Z|\$[A-Za-z_{(]|`")
+_SHELL_SYNTAX_RE = re.compile(r"\A(\|\|?|&&?|[0-9]?>>?(&[0-9])?|<)\Z|;\Z|\$[A-Za-z_{(]|`")
 
 
 def _name(value: str) -> str:

@@ -142,13 +142,15 @@ def site_folders() -> list[Path]:
     return [Path("~/.config/hpcprof/sites").expanduser(), data_folder("site_configs")]
 
 
-def load_site(name_or_path: str) -> Site:
-    """Read a site file with its parents. A name with "/" or ending in .yaml is a path.
+def load_site(name_or_path: str, folder: Path = Path()) -> Site:
+    """Read a site file with its parents.
+
+    What has a "/" or ends in .yaml is a path, and a relative one starts at ``folder``.
 
     Raises InputError when there is no such site, UsageError when a file of it is wrong.
     """
     is_path = "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
-    return _load(Path(name_or_path) if is_path else _path_of(name_or_path))
+    return _load(folder / name_or_path if is_path else _path_of(name_or_path))
 
 
 def detect_site(cluster_name: str | None, hostname: str) -> Site:

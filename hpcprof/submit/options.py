@@ -61,14 +61,14 @@ def srun_options(spec: JobSpec, site: Site) -> list[str]:
         *([f"--mpi={srun.mpi}"] if srun.mpi else []),
         *([f"--cpu-bind={srun.cpu_bind}"] if srun.cpu_bind else []),
         *srun.extra,
-        *(site.profile_overlay.srun if _is_profiled(spec) else ()),
+        *(site.profile_overlay.srun if is_profiled(spec) else ()),
         *spec.srun_extra,
     ]
 
 
-def modules(spec: JobSpec, site: Site) -> list[str]:
-    """Environment modules of the job, in the order of loading."""
-    return [*site.modules.load, *(site.modules.profile_load if _is_profiled(spec) else ())]
+def is_profiled(spec: JobSpec) -> bool:
+    """Whether a profiler may run, so that what the site adds for profiling applies."""
+    return spec.profile.profiler != "none"
 
 
 def run_record(spec: JobSpec, site: Site, versions: dict[str, str]) -> dict[str, Any]:
@@ -89,12 +89,8 @@ def run_record(spec: JobSpec, site: Site, versions: dict[str, str]) -> dict[str,
     return record
 
 
-def _is_profiled(spec: JobSpec) -> bool:
-    return spec.profile.profiler != "none"
-
-
 def _site_sbatch_extra(spec: JobSpec, site: Site) -> list[str]:
-    overlay = site.profile_overlay.sbatch if _is_profiled(spec) else ()
+    overlay = site.profile_overlay.sbatch if is_profiled(spec) else ()
     return [
         *_checked_sbatch(site.slurm.sbatch_extra, f"slurm.sbatch_extra of site {site.name}"),
         *_checked_sbatch(overlay, f"profile_overlay.sbatch of site {site.name}"),

@@ -19,8 +19,8 @@ from hpcprof.site_config import Site
 from hpcprof.submit.extras import directive
 from hpcprof.submit.options import (
     collect_directives,
+    is_profiled,
     job_directives,
-    modules,
     run_record,
     srun_options,
 )
@@ -33,45 +33,41 @@ def render_job_script(spec: JobSpec, site: Site, placement: Placement) -> str:
     Raises UsageError when an option in spec or site must not be in a job script.
     """
     record = run_record(spec, site, {"hpcprof": placement.version})
-    activations = [text for text in (site.python.activate, spec.python.activate) if text]
-    return (
-        _templates()
-        .get_template(f"{spec.strategy}.sbatch.j2")
-        .render(
-            directives=job_directives(spec, site),
-            job_name=spec.name,
-            output_dir=str(placement.output_dir),
-            workdir=str(placement.workdir),
-            interpreter=placement.interpreter,
-            version=placement.version,
-            modules=modules(spec, site),
-            activations=activations,
-            env={**site.env.set, **spec.env},
-            # ASCII, and no line of it can be the end mark: all start with a brace or a space
-            run_json=json.dumps(record, indent=1, sort_keys=True),
-            srun_options=srun_options(spec, site),
-            command=spec.command,
-        )
+    return _render(
+        f"{spec.strategy}.sbatch.j2",
+        directives=job_directives(spec, site),
+        job_name=spec.name,
+        output_dir=str(placement.output_dir),
+        workdir=str(placement.workdir),
+        interpreter=placement.interpreter,
+        version=placement.version,
+        modules=site.modules.load,
+        profile_modules=site.modules.profile_load if is_profiled(spec) else (),
+        activations=[text for text in (site.python.activate, spec.python.activate) if text],
+        env={**site.env.set, **spec.env},
+        run_json=_json_of_lines(record),
+        srun_options=srun_options(spec, site),
+        command=spec.command,
     )
 
 
 def render_collect_script(spec: JobSpec, site: Site, placement: Placement, job_id: str) -> str:
     """The batch script that analyses the run folders of job ``job_id`` after it has ended."""
-    return (
-        _templates()
-        .get_template("collect.sbatch.j2")
-        .render(
-            directives=collect_directives(spec, site),
-            first_run_dir=str(placement.run_dir(spec.name, job_id)),
-            interpreter=placement.interpreter,
-        )
+    return _render(
+        "collect.sbatch.j2",
+        directives=collect_directives(spec, site),
+        first_run_dir=str(placement.run_dir(spec.name, job_id)),
+        interpreter=placement.interpreter,
     )
 
 
 def render_starter_spec(name: str, strategy: str, site: str) -> str:
     """A commented ``hpcprof.yaml`` to begin with; ``load_spec`` accepts it as it is."""
-    template = _templates().get_template("hpcprof.yaml.j2")
-    return template.render(name=name, strategy=strategy, site=site)
+    return _render("hpcprof.yaml.j2", name=name, strategy=strategy, site=site)
+
+
+def _render(template: str, **values: object) -> str:
+    return _templates().get_template(template).render(values)
 
 
 def _json_of_lines(record: dict[str, Any]) -> str:

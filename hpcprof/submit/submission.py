@@ -43,7 +43,7 @@ class Submission:
 def init(path: Path, *, strategy: str, site: str = AUTO, force: bool = False) -> None:
     """Write a commented job spec. Raises UsageError when the file exists and not ``force``."""
     if site != AUTO:
-        load_site(site)
+        load_site(site, path.parent)
     if path.exists() and not force:
         raise UsageError(f"{path} exists and will not be overwritten without --force.")
     try:
@@ -69,7 +69,8 @@ def submit(spec_path: Path, environ: Mapping[str, str] = os.environ) -> Submissi
     _check_interpreter(placement.interpreter)
     _make_output_folder(placement.output_dir)
     # here and not in the script: Slurm fails a job silently when the log's folder is missing
-    job = sbatch(script, [_log_option(placement, f"{spec.name}-%j.log")], environ)
+    log = [_log_option(placement, f"{spec.name}-%j.log"), "--open-mode=append"]  # kept by a requeue
+    job = sbatch(script, log, environ)
     run_dir = placement.run_dir(spec.name, job.number)
     collect_id, problem = None, ""
     if spec.collect:
@@ -92,7 +93,7 @@ def _load(spec_path: Path, environ: Mapping[str, str]) -> tuple[JobSpec, Site, P
     if spec.site == AUTO:
         site = detect_site(cluster_name(environ), socket.getfqdn())
     else:
-        site = load_site(spec.site)
+        site = load_site(spec.site, spec_path.parent)
     return spec, site, place(spec, site, spec_path.parent, environ)
 
 
