@@ -1,0 +1,158 @@
+"""The first real job: sbatch → every rank under Nsight Systems → collect → who is slow, and why.
+
+Real Slurm, Horovod over MPI, nsys and faults; see docs/test-cluster.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from hpcprof.artifacts.paths import ArtifactPaths
+from tests.cluster import training
+from tests.cluster.cluster import Cluster
+from tests.setup import paths as tools
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    found = tools.train_python()
+    if found is None:
+        pytest.skip("no training environment with Horovod (make setup)")
+    return found
+
+
+@pytest.fixture(scope="module")
+def nsys() -> Path:
+    found = tools.nsys()
+    if found is None:
+        pytest.skip("no nsys (make setup)")
+    return found
+
+
+def judged(record):
+    """What was found, without what was merely not measured."""
+    return [f for f in record["findings"] if f["status"] == "ok" and f["level"] != "info"]
+
+
+def states(record):
+    return {info["rank"]: info["state"] for info in record["quality"]["ranks"]}
+
+
+def assert_enough_steps(record):
+    assert record["run"]["steps_used"] >= 55
+    assert record["run"]["step_ns"] >= 250e6
+
+
+def test_a_healthy_job_names_no_straggler(cluster: Cluster, python: Path, nsys: Path):
+    job = training.submit(cluster, python, cluster.shared / "healthy", nsys=nsys)
+    assert job.wait() == "COMPLETED", job.output()
+    record = job.record()
+    assert_enough_steps(record)
+    assert states(record) == dict.fromkeys(range(4), "OK")
+    assert judged(record) == []
+    assert record["healthy"][0].startswith("ranks balanced: none of 4 ranks is late for good")
+    assert record["quality"]["collectives"] == "profiler"  # Horovod's own ranges, with bytes
+    assert record["run"]["payload_bytes"] == 4 * sum((3 * 9 * 24, 9 * 24 * 48, 9 * 48 * 96, 245760))
+    assert {clock["status"] for clock in record["clocks"].values()} == {"utc-only"}
+
+
+@pytest.mark.parametrize("profiled", [True, False], ids=["nsys", "own-spans"])
+def test_slow_files_of_one_node_name_its_ranks_and_input(
+    cluster: Cluster, python: Path, nsys: Path, profiled: bool
+):
+    folder = cluster.shared / f"slow-files-{profiled}"
+    (folder / "data").mkdir(parents=True)
+    with cluster.slow_filesystem("node1", folder / "data", mb_per_s=0.4):
+        job = training.submit(cluster, python, folder, nsys=nsys if profiled else None)
+        assert job.wait() == "COMPLETED", job.output()
+    record = job.record()
+    assert_enough_steps(record)
+    assert states(record) == dict.fromkeys(range(4), "OK" if profiled else "NOT_PROFILED")
+    (finding,) = judged(record)
+    assert (finding["rule"], finding["level"]) == ("rank-arrives-late", "critical")
+    assert (finding["ranks"], finding["nodes"]) == ([2, 3], ["node1"])
+    assert (finding["cause"], finding["phase"]) == ("input", "input")
+    assert finding["message"].startswith("node node1 is late in input")
+    if not profiled:
+        lacking = [f for f in record["findings"] if f["status"] == "not_collected"]
+        assert any("no Nsight Systems report" in f["message"] for f in lacking)
+        assert {f["next"]["recipe"] for f in lacking} == {"timeline"}
+
+
+def test_a_rank_at_a_quarter_of_a_core_is_named_with_compute(
+    cluster: Cluster, python: Path, nsys: Path
+):
+    job = training.submit(cluster, python, cluster.shared / "slow-rank", nsys=nsys)
+    with contextlib.ExitStack() as fault:
+        job.wait_for_step(1)
+        fault.enter_context(cluster.slow_cpu(pids=[job.training_pid(1)], quota=0.25))
+        assert job.wait() == "COMPLETED", job.output()
+    record = job.record()
+    assert_enough_steps(record)
+    (finding,) = judged(record)
+    assert (finding["rule"], finding["level"]) == ("rank-arrives-late", "critical")
+    assert (finding["ranks"], finding["nodes"]) == ([1], ["node0"])
+    assert finding["cause"] == "compute"
+
+
+def test_a_killed_rank_is_named_and_the_rest_is_used(cluster: Cluster, python: Path, nsys: Path):
+    job = training.submit(cluster, python, cluster.shared / "killed", nsys=nsys)
+    job.wait_for_step(25)
+    cluster.kill_rank(job.training_pid(2))
+    assert job.wait() in ("FAILED", "CANCELLED"), job.output()
+    record = job.record()
+    (early,) = [f for f in record["findings"] if f["rule"] == "job-ended-early"]
+    assert (early["ranks"], early["nodes"]) == ([2], ["node1"])
+    assert "was ended by SIGKILL after step" in early["message"]
+    assert record["run"]["steps_used"] >= 20
+    assert [f for f in judged(record) if f["rule"] == "rank-arrives-late"] == []
+
+
+def test_the_time_limit_is_told_and_what_was_recorded_is_used(
+    cluster: Cluster, python: Path, nsys: Path
+):
+    job = training.submit(cluster, python, cluster.shared / "time-limit", nsys=nsys, steps=5000)
+    job.wait_for_step(25)
+    cluster.end_in(job.job_id, 1)
+    assert job.wait() == "TIMEOUT", job.output()
+    record = job.record()
+    (early,) = [f for f in record["findings"] if f["rule"] == "job-ended-early"]
+    assert early["cause"] == "time limit"
+    assert record["run"]["steps_used"] >= 20
+    lost = [f for f in record["findings"] if f["rule"] == "recording-incomplete"]
+    # the time limit ends nsys's own agents: the reports are lost, our spans are not
+    assert set(states(record).values()) <= {"PARTIAL", "OK"}
+    assert lost or set(states(record).values()) == {"OK"}
+    assert [f for f in judged(record) if f["rule"] == "rank-arrives-late"] == []
+
+
+def test_a_full_disk_stops_the_recording_and_not_the_training(
+    cluster: Cluster, python: Path, nsys: Path
+):
+    folder = cluster.shared / "full-disk"
+    with cluster.full_disk(folder / "runs", mb=2):
+        job = training.submit(cluster, python, folder, nsys=nsys, collect=False)
+        job.wait_for_step(25)
+        fill(folder / "runs" / "filler")
+        assert job.wait() == "COMPLETED", job.output()
+        assert cluster.sacct(job.job_id, "ExitCode", "-X") == [{"ExitCode": "0:0"}]
+        record = job.collect()
+    stopped = [
+        f["message"] for f in record["findings"] if "recording of spans stopped" in f["message"]
+    ]
+    assert any("No space left on device" in message for message in stopped), record["findings"]
+    assert record["run"]["steps_used"] >= 20
+    assert [f for f in judged(record) if f["rule"] == "rank-arrives-late"] == []
+    assert not ArtifactPaths(job.run_dir).findings.exists()
+
+
+def fill(path: Path) -> None:
+    """Write until the disk is full."""
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as stream:
+        while True:
+            stream.write(bytes(4096))
