@@ -77,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except click.ClickException as error:
         error.show()
-        return error.exit_code
+        # click's own code for the others is 1, which here means findings
+        return 2 if isinstance(error, click.UsageError) else HpcprofError.exit_code
     except click.Abort:
         return 130  # as shells report Ctrl-C
     except OSError as error:
