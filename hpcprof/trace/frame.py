@@ -97,11 +97,12 @@ def coded(codes: Any, texts: Sequence[str | None]) -> pd.Categorical[Any]:
 
     The way to make a text column without one Python object per row.
     """
-    known = sorted({text for text in texts if text is not None})
+    used = [(index, texts[index]) for index in np.unique(codes).tolist() if index >= 0]
+    known = sorted({text for _, text in used if text is not None})
     position = {text: index for index, text in enumerate(known)}
-    lookup = np.array(
-        [-1 if text is None else position[text] for text in texts] + [-1], dtype=np.int64
-    )
+    lookup = np.full(len(texts) + 1, -1, dtype=np.int64)
+    for index, text in used:
+        lookup[index] = -1 if text is None else position[text]
     return pd.Categorical.from_codes(lookup[codes], categories=pd.Index(known, dtype="str"))
 
 

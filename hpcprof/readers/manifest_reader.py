@@ -1,0 +1,114 @@
+"""Reads ``manifest.json`` of a rank and ``run.json``: who the ranks were. Does not judge states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from hpcprof.artifacts.atomic import read_json
+from hpcprof.artifacts.manifest import SCHEMA
+from hpcprof.artifacts.paths import ArtifactPaths
+from hpcprof.errors import InputError
+from hpcprof.trace.columns import NO_BRACKET
+from hpcprof.trace.frame import anchors_frame
+from hpcprof.trace.model import JobInfo, Moment, RankInfo
+
+
+@dataclass(frozen=True)
+class RankManifest:
+    """What launch wrote down. ``info`` has no sources yet.
+
+    ``profiler`` is "none" when none was asked for or could be started; ``profiler_note`` says why.
+    """
+
+    info: RankInfo
+    job_id: str
+    profiler: str
+    profiler_note: str
+    visible_devices: str | None
+
+
+def read_manifest(paths: ArtifactPaths, rank: int) -> RankManifest:
+    """The manifest of one rank. Raises InputError: without it nobody knows the rank's node."""
+    path = paths.manifest(rank)
+    record = read_json(path, f"manifest of rank {rank}")
+    if record.get("schema") != SCHEMA:
+        raise InputError(
+            f"rank {rank}: {path} has schema {record.get('schema')}, this hpcprof reads {SCHEMA}. "
+            "Run collect with the hpcprof version of the job."
+        )
+    if record.get("rank") != rank:
+        raise InputError(f"rank {rank}: {path} belongs to rank {record.get('rank')}")
+    try:
+        info = _rank_info(record)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"rank {rank}: {path} is not a manifest ({error!r})") from None
+    profiler = record.get("profiler") or {}
+    return RankManifest(
+        info=info,
+        job_id=str(record.get("job_id", "")),
+        profiler=str(profiler.get("name", "none")),
+        profiler_note=str(profiler.get("reason", "")),
+        visible_devices=record.get("cuda_visible_devices"),
+    )
+
+
+def read_job(paths: ArtifactPaths) -> JobInfo:
+    """The job as run.json and the manifests that can be read tell it.
+
+    Raises InputError when run.json cannot be read. ``world_size`` is the largest anybody names.
+    """
+    run = read_json(paths.run_json, "the run's record")
+    manifests = []
+    for rank in paths.rank_ids():
+        try:
+            manifests.append(read_manifest(paths, rank))
+        except InputError:
+            continue  # reading that rank reports it; the job is known without it
+    sizes = [run.get("world_size") or 0, *(m.info.world_size for m in manifests)]
+    return JobInfo(
+        name=str(run.get("name", "")),
+        job_id=next((m.job_id for m in manifests if m.job_id), ""),
+        strategy=str(run.get("strategy", "")),
+        world_size=max(int(size) for size in sizes),
+        nodes=tuple(sorted({m.info.node for m in manifests})),
+    )
+
+
+def unbracketed_anchors(moments: list[Moment]) -> pd.DataFrame:
+    """Pairs of the two clocks that were read one after the other, as anchors."""
+    monotonic = [moment.monotonic_ns for moment in moments]
+    return anchors_frame(
+        {
+            "seq": [NO_BRACKET] * len(moments),
+            "before_ns": monotonic,
+            "after_ns": monotonic,
+            "realtime_ns": [moment.realtime_ns for moment in moments],
+        }
+    )
+
+
+def _rank_info(record: dict[str, Any]) -> RankInfo:
+    return RankInfo(
+        rank=int(record["rank"]),
+        local_rank=int(record["local_rank"]),
+        node=str(record["node"]),
+        world_size=int(record["world_size"]),
+        pid=_optional_int(record.get("pid")),
+        exit_code=_optional_int(record.get("exit_code")),
+        started=_moment(record.get("started")),
+        ended=_moment(record.get("ended")),
+        warnings=tuple(str(text) for text in record.get("warnings") or ()),
+    )
+
+
+def _optional_int(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+def _moment(value: Any) -> Moment | None:
+    if value is None:
+        return None
+    return Moment(int(value["realtime_ns"]), int(value["monotonic_ns"]))

@@ -1,0 +1,161 @@
+"""Merges the sources of one rank into one trace on the clock of its node.
+
+``spans.bin`` is the truth for steps and phases. The copies of them that nsys recorded are compared
+with it and dropped; they replace it only when it is lost. A source that cannot be used is recorded
+with its reason and never keeps the others, or another rank, from being read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from hpcprof.artifacts import manifest
+from hpcprof.artifacts.paths import ArtifactPaths
+from hpcprof.errors import HpcprofError, InputError
+from hpcprof.readers.manifest_reader import RankManifest, read_manifest, unbracketed_anchors
+from hpcprof.readers.nsys_clock import Placement, place
+from hpcprof.readers.nsys_files import exported, find_recording
+from hpcprof.readers.nsys_sqlite import NsysExport, read_export
+from hpcprof.readers.nsys_tools import NsysTools
+from hpcprof.readers.spans_reader import SpanRecords, read_span_file
+from hpcprof.readers.states import (
+    describe,
+    lost,
+    nsys_state,
+    recording_state,
+    spans_state,
+    with_steps,
+)
+from hpcprof.readers.steps import assign_steps
+from hpcprof.trace.check import check_spans
+from hpcprof.trace.columns import BEFORE_NS
+from hpcprof.trace.frame import concat_spans, empty_spans
+from hpcprof.trace.model import SourceState, Trace
+
+
+class NodeAnchors(NamedTuple):
+    """What ties a node's CLOCK_MONOTONIC to the wall clock, as one rank recorded it.
+
+    ``table`` has the columns ``trace.columns.ANCHOR_COLUMNS``; it may have no rows.
+    """
+
+    node: str
+    table: pd.DataFrame
+
+
+def read_anchors(paths: ArtifactPaths, rank: int) -> NodeAnchors:
+    """Only what ties the rank's clock to the wall clock: cheap, no nsys needed.
+
+    Raises InputError when the manifest cannot be read: the node is then unknown.
+    """
+    record = read_manifest(paths, rank)
+    return NodeAnchors(record.info.node, _anchors(record, _read_own(paths, rank)[0]))
+
+
+def read_rank(paths: ArtifactPaths, rank: int, workdir: Path, tools: NsysTools | None) -> Trace:
+    """Read everything the rank left, on the CLOCK_MONOTONIC of its node.
+
+    ``workdir`` must exist and takes temporary exports; ``tools`` is None without nsys. A rank of
+    which nothing could be read gives a trace without spans that says why in ``trace.rank``.
+    Raises InputError only when the manifest cannot be read.
+    """
+    record = read_manifest(paths, rank)
+    own, own_state = _read_own(paths, rank)
+    seen, nsys_state = _read_nsys(paths, record, own, workdir, tools)
+    sources = {"spans": own_state, "nsys": nsys_state}
+    state, reason = recording_state(sources, record)
+    info = replace(
+        record.info,
+        pid=own.pid if own else record.info.pid,
+        state=state,
+        reason=reason,
+        sources=sources,
+    )
+    tables = [own.spans, seen] if own else [seen]
+    return Trace(info, check_spans(concat_spans(tables)))
+
+
+def _read_own(paths: ArtifactPaths, rank: int) -> tuple[SpanRecords | None, SourceState]:
+    path = paths.spans(rank)
+    if not path.exists():
+        reason = (
+            "the training recorded no spans: hpcprof.annotate was not called, or its "
+            "recording failed (see the rank's warnings)"
+        )
+        return None, SourceState("spans", manifest.LOST, reason)
+    try:
+        own = read_span_file(path, rank)
+    except InputError as error:
+        return None, SourceState("spans", manifest.LOST, str(error))
+    return own, spans_state(own)
+
+
+def _read_nsys(
+    paths: ArtifactPaths,
+    record: RankManifest,
+    own: SpanRecords | None,
+    workdir: Path,
+    tools: NsysTools | None,
+) -> tuple[pd.DataFrame, SourceState]:
+    rank = record.info.rank
+    recording = find_recording(paths, rank)
+    if recording is None:
+        return empty_spans(), _state_without_recording(record)
+    pid = own.pid if own else record.info.pid
+    try:
+        with exported(recording, rank, workdir, tools) as database:
+            export = read_export(database, pid, record.visible_devices)
+    except HpcprofError as error:
+        return empty_spans(), lost("nsys", str(error))
+    if not len(export.spans) and not len(export.own):
+        reason = f"the report holds no event of the training: {recording}"
+        state = SourceState("nsys", manifest.EMPTY, reason, warnings=export.warnings)
+        return empty_spans(), state
+    placement = place(export.beacons, _anchors(record, own), export.utc_epoch_ns)
+    if placement is None:
+        reason = "nothing ties the report's times to the node's clock (no beacon, no UTC start)"
+        return empty_spans(), lost("nsys", reason)
+    return _placed(export, placement, own)
+
+
+def _placed(
+    export: NsysExport, placement: Placement, own: SpanRecords | None
+) -> tuple[pd.DataFrame, SourceState]:
+    """The report's spans on the node's clock with their steps, and what there is to say of them."""
+    copies = placement.apply(export.own)
+    spans = placement.apply(export.spans)
+    if own is None:
+        copies = assign_steps(copies, copies)
+        spans = concat_spans([assign_steps(spans, copies), copies])
+    else:
+        spans = assign_steps(spans, own.spans)
+    state = nsys_state(export, placement, copies, None if own is None else own.spans)
+    return spans, with_steps(state, spans)
+
+
+def _state_without_recording(record: RankManifest) -> SourceState:
+    if record.profiler == "none":
+        reason = record.profiler_note or "no profiler was asked for"
+        return SourceState("nsys", manifest.NOT_PROFILED, reason)
+    killed = describe(record.info)
+    return lost("nsys", f"{record.profiler} left no report{killed}")
+
+
+def _anchors(record: RankManifest, own: SpanRecords | None) -> pd.DataFrame:
+    moments = [moment for moment in (record.info.started, record.info.ended) if moment]
+    if own is None:
+        return unbracketed_anchors(moments)
+    return _joined(own.anchors, unbracketed_anchors([own.opened, *moments]))
+
+
+def _joined(one: pd.DataFrame, two: pd.DataFrame) -> pd.DataFrame:
+    tables = [table for table in (one, two) if len(table)]
+    if not tables:
+        return one
+    joined: pd.DataFrame = pd.concat(tables, ignore_index=True).sort_values(BEFORE_NS)
+    ordered: pd.DataFrame = joined.reset_index(drop=True)
+    return ordered

@@ -1,0 +1,135 @@
+"""How complete a source is, and a rank's recording as a whole. Judged by content, never by names.
+
+An exit code of 0 and a file that exists prove nothing: nsys exits 0 with its report lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pandas as pd
+
+from hpcprof.artifacts import manifest
+from hpcprof.readers.manifest_reader import RankManifest
+from hpcprof.readers.nsys_clock import Placement
+from hpcprof.readers.nsys_sqlite import NsysExport
+from hpcprof.readers.spans_reader import SpanRecords
+from hpcprof.readers.steps import step_numbers
+from hpcprof.trace.columns import KIND, START_NS, STEP, STEP_KIND
+from hpcprof.trace.model import RankInfo, SourceState
+
+# our NVTX ranges start some µs apart from our records of the same step; a preempted rank loses a
+# time slice in between, rarely in half of all steps
+_STEP_START_TOLERANCE_NS = 1_000_000
+
+
+def lost(name: str, reason: str) -> SourceState:
+    """A source of which nothing can be used."""
+    return SourceState(name, manifest.LOST, reason)
+
+
+def spans_state(own: SpanRecords) -> SourceState:
+    """State of spans.bin."""
+    state, reason = manifest.OK, ""
+    if not len(own.spans):
+        state, reason = manifest.EMPTY, "the file was opened and holds no span"
+    elif own.torn or own.damaged:
+        state, reason = manifest.PARTIAL, own.warnings[0]
+    found = SourceState("spans", state, reason, clock_bound_ns=0, warnings=own.warnings)
+    found = with_steps(found, own.spans)
+    if found.rows and not len(step_numbers(own.spans)):
+        found = replace(found, warnings=(*found.warnings, "no step was recorded"))
+    return found
+
+
+def nsys_state(
+    export: NsysExport, placement: Placement, copies: pd.DataFrame, own: pd.DataFrame | None
+) -> SourceState:
+    """State of a placed report. ``copies`` are our ranges in it, ``own`` our records if any."""
+    problems = []
+    if placement.is_guess:
+        problems.append(
+            "the report holds no beacon, so its times follow from its UTC start and may be "
+            f"{placement.bound_ns / 1e6:.0f} ms off"
+        )
+    notes = list(export.warnings)
+    if placement.drift_ppb:
+        notes.append(f"the report's clock drifts by {placement.drift_ppb} ppb; corrected")
+    if own is not None:
+        problems += _compare(copies, own, placement.bound_ns)
+    return SourceState(
+        "nsys",
+        manifest.PARTIAL if problems else manifest.OK,
+        problems[0] if problems else "",
+        clock_bound_ns=placement.bound_ns,
+        warnings=(*problems, *notes),
+    )
+
+
+def with_steps(state: SourceState, spans: pd.DataFrame) -> SourceState:
+    """The state with the row count and the first and last step of the spans kept."""
+    steps = spans[STEP].dropna()
+    return replace(
+        state,
+        rows=len(spans),
+        first_step=int(steps.min()) if len(steps) else None,
+        last_step=int(steps.max()) if len(steps) else None,
+    )
+
+
+def recording_state(sources: Mapping[str, SourceState], record: RankManifest) -> tuple[str, str]:
+    """State and reason of the rank: what was asked for against what arrived."""
+    spans, nsys = sources["spans"], sources["nsys"]
+    reasons = [f"{source.name}: {source.reason}" for source in (spans, nsys) if source.reason]
+    ended = describe(record.info)
+    if ended:
+        reasons.append(f"the rank{ended}")
+    was_killed = record.info.ended is None
+    if not spans.is_usable and not nsys.is_usable:
+        only_empty = manifest.EMPTY in (spans.state, nsys.state)
+        state = manifest.EMPTY if only_empty else manifest.LOST
+    elif (
+        was_killed or spans.state != manifest.OK or nsys.state in (manifest.PARTIAL, manifest.LOST)
+    ):
+        state = manifest.PARTIAL
+    else:
+        state = nsys.state  # OK, EMPTY or NOT_PROFILED
+    return state, "; ".join(reasons)
+
+
+def describe(info: RankInfo) -> str:
+    """How the rank ended, as the end of a sentence; "" for a normal end."""
+    if info.ended is None:
+        return " was killed together with its launcher (time limit or node failure)"
+    if info.exit_code is None:
+        return " ended without an exit code"
+    return "" if info.exit_code == 0 else f" ended with exit code {info.exit_code}"
+
+
+def _compare(copies: pd.DataFrame, own: pd.DataFrame, bound_ns: int) -> list[str]:
+    """What does not agree between our NVTX ranges and our records, within nsys's window."""
+    seen = copies[copies[KIND] == STEP_KIND].drop_duplicates(STEP)
+    recorded = own[own[KIND] == STEP_KIND].drop_duplicates(STEP)
+    if not len(recorded):
+        return []
+    if not len(seen):
+        return [
+            "the report holds no step range of hpcprof. The nvtx package may not fit this nsys "
+            "(0.2.12 and newer record nothing under old versions); see hpcprof doctor"
+        ]
+    window = recorded[recorded[STEP].between(seen[STEP].min(), seen[STEP].max())]
+    problems = []
+    if len(window) != len(seen):
+        problems.append(
+            f"the report holds {len(seen)} steps where hpcprof recorded {len(window)} "
+            f"(steps {seen[STEP].min()} to {seen[STEP].max()})"
+        )
+    both = seen[[STEP, START_NS]].merge(window[[STEP, START_NS]], on=STEP, suffixes=("", "_own"))
+    apart = (both[START_NS] - both[f"{START_NS}_own"]).abs().median() if len(both) else 0
+    if apart > bound_ns + _STEP_START_TOLERANCE_NS:
+        problems.append(
+            f"the report's steps start {apart / 1e6:.1f} ms (median) from where hpcprof recorded "
+            "them: its clock was placed wrong"
+        )
+    return problems

@@ -1,0 +1,37 @@
+"""Assigns spans to training steps by time. Does not decide which source's steps are believed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from hpcprof.trace.columns import END_NS, KIND, START_NS, STEP, STEP_KIND
+from hpcprof.trace.frame import nullable_int
+
+
+def step_numbers(spans: pd.DataFrame) -> pd.Series[int]:
+    """Step numbers of the step spans, in order of time; none gives an empty series."""
+    numbers: pd.Series[int] = spans.loc[spans[KIND] == STEP_KIND, STEP].dropna().astype("int64")
+    return numbers
+
+
+def assign_steps(spans: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
+    """Give each span without a step the step during which it starts.
+
+    The interval of a step reaches from the end of the step before it to its own end, because input
+    that is fetched before a step belongs to it; the first one begins with the earliest span of
+    ``own`` that carries its number. Spans outside stay null. ``own`` is on the same clock.
+    """
+    steps = own[(own[KIND] == STEP_KIND) & own[STEP].notna()]
+    if not len(steps) or not len(spans):
+        return spans
+    numbers = steps[STEP].to_numpy(dtype=np.int64)
+    ends = np.maximum.accumulate(steps[END_NS].to_numpy())
+    begin = int(own.loc[own[STEP] == numbers[0], START_NS].min())
+    starts = spans[START_NS].to_numpy()
+    index = np.searchsorted(ends, starts, side="right")
+    outside = (index == len(ends)) | (starts < begin)
+    by_time = nullable_int(numbers[np.minimum(index, len(ends) - 1)], outside, "Int32")
+    filled: pd.Series[int] = spans[STEP].fillna(pd.Series(by_time, index=spans.index))
+    assigned: pd.DataFrame = spans.assign(**{STEP: filled})
+    return assigned
