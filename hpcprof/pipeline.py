@@ -20,7 +20,7 @@ from hpcprof.analyses.causes import cause
 from hpcprof.analyses.phase_times import phase_times
 from hpcprof.analyses.run_results import JobEnd, RunResults
 from hpcprof.analyses.stragglers import stragglers
-from hpcprof.artifacts.atomic import read_json, write_json
+from hpcprof.artifacts.atomic import write_json
 from hpcprof.artifacts.paths import ArtifactPaths
 from hpcprof.errors import InputError
 from hpcprof.findings import find
@@ -48,108 +48,106 @@ def collect(run_dir: Path) -> Collected:
     run, or no rank left anything.
     """
     paths = ArtifactPaths(run_dir)
-    rank_ids = paths.rank_ids()
-    if not rank_ids:
+    if not paths.rank_ids():
         raise InputError(
             f"{run_dir} is no run folder, or no rank of it ever started: {paths.ranks} holds no "
             "rank. The run folder is named in the job's output and by hpcprof submit."
         )
-    warnings: list[str] = []
-    run = _run_record(paths, warnings)
     try:
-        record = _judge(paths, run, rank_ids, paths.store)
+        record, warnings = _judge(paths, paths.store)
         write_json(paths.findings, record)
     except OSError as error:
+        with tempfile.TemporaryDirectory(prefix="hpcprof-") as folder:
+            record, warnings = _judge(paths, Path(folder))
         warnings.append(
             f"the run folder cannot be written ({error.strerror}: {error.filename}); the verdict "
             "is printed only. Make room and run collect again to keep it."
         )
-        with tempfile.TemporaryDirectory(prefix="hpcprof-") as folder:
-            record = _judge(paths, run, rank_ids, Path(folder))
     return Collected(record, tuple(warnings))
 
 
-def _judge(
-    paths: ArtifactPaths, run: Mapping[str, Any], rank_ids: list[int], store_path: Path
-) -> dict[str, Any]:
+def _judge(paths: ArtifactPaths, store_path: Path) -> tuple[dict[str, Any], list[str]]:
     store = TraceStore(store_path)
-    clocks = _ingest(paths, rank_ids, store)
-    results = analyse(store, run, clocks)
+    warnings: list[str] = []
+    clocks = _ingest(paths, store, warnings)
+    if not store.ranks():
+        raise InputError(f"no rank of {paths.root} can be read: {'; '.join(warnings)}")
+    results = analyse(store, _job(paths, store, warnings), clocks)
     findings = find(results)
-    return findings_record(results, findings, list(healthy(results, findings)))
+    return findings_record(results, findings, list(healthy(results, findings))), warnings
 
 
-def _run_record(paths: ArtifactPaths, warnings: list[str]) -> dict[str, Any]:
+def _job(paths: ArtifactPaths, store: TraceStore, warnings: list[str]) -> JobInfo:
     try:
-        return read_json(paths.run_json, "the run's record")
+        return readers.read_job(paths)
     except InputError as error:
-        warnings.append(f"{error}; job name, strategy and number of ranks are taken from the ranks")
-        return {}
+        warnings.append(f"{error}; the job's name and size are taken from its ranks")
+    infos = [store.rank_info(rank) for rank in store.ranks()]
+    nodes = tuple(sorted({info.node for info in infos}))
+    return JobInfo(paths.root.name, "", "", max(info.world_size for info in infos), nodes)
 
 
 def _ingest(
-    paths: ArtifactPaths, rank_ids: list[int], store: TraceStore
+    paths: ArtifactPaths, store: TraceStore, warnings: list[str]
 ) -> dict[str, align.NodeClock]:
-    """Read every rank into the store, one at a time, on the job's clock."""
+    """Read every rank into the store, one at a time, on the job's clock.
+
+    A rank that cannot be read is told in ``warnings`` and left out; it does not spoil the others.
+    """
     anchors: dict[str, dict[int, pd.DataFrame]] = {}
-    for rank in rank_ids:
-        node, table = readers.read_anchors(paths, rank)
+    for rank in paths.rank_ids():
+        try:
+            node, table = readers.read_anchors(paths, rank)
+        except InputError as error:
+            warnings.append(str(error))
+            continue
         anchors.setdefault(node, {})[rank] = table
     clocks = align.fit_nodes(anchors)
+    warnings += [warning for clock in clocks.values() for warning in clock.warnings]
     t0_ns = align.job_start(clocks, anchors)
-    work = store.path / "work"
     tools = readers.find_tools()
+    work = store.path / "work"
+    # what an earlier collect left may be of ranks that can no longer be read
+    shutil.rmtree(store.path, ignore_errors=True)
     try:
-        for rank in rank_ids:
-            work.mkdir(parents=True, exist_ok=True)
-            trace = readers.read_rank(paths, rank, work, tools)
-            store.write(align.apply(trace, clocks[trace.rank.node], t0_ns))
+        for node, ranks in anchors.items():
+            for rank in ranks:
+                work.mkdir(parents=True, exist_ok=True)
+                trace = readers.read_rank(paths, rank, work, tools)
+                try:
+                    store.write(align.apply(trace, clocks[node], t0_ns))
+                except InputError as error:
+                    warnings.append(str(error))
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return clocks
 
 
-def analyse(
-    store: TraceStore, run: Mapping[str, Any], clocks: Mapping[str, align.NodeClock]
-) -> RunResults:
-    """Everything that is computed about a run, from its store.
-
-    ``run`` is run.json; missing keys are filled from the ranks.
-    """
+def analyse(store: TraceStore, job: JobInfo, clocks: Mapping[str, align.NodeClock]) -> RunResults:
+    """Everything that is computed about a run, from its store."""
     infos = tuple(store.rank_info(rank) for rank in store.ranks())
-    world_size = run.get("world_size") or max(info.world_size for info in infos)
     form = _collective_form(store, infos)
     frames = {
         info.rank: arrivals.per_rank(store.read_spans(info.rank, arrivals.COLUMNS_READ), form)
         for info in infos
         if form != arrivals.NONE
     }
-    matrix = step_matrix.across_ranks(frames, world_size)
+    matrix = step_matrix.across_ranks(frames, job.world_size)
     node_of = {info.rank: info.node for info in infos}
     verdict = stragglers(matrix, node_of)
     return RunResults(
-        job=_job(run, infos, world_size),
+        job=job,
         ranks=infos,
-        missing=tuple(sorted(set(range(world_size)) - set(node_of))),
+        missing=tuple(sorted(set(range(job.world_size)) - set(node_of))),
         clocks=clocks,
         collective_form=form,
-        payload_bytes=_payload(frames, form),
+        payload_bytes=_payload(frames),
         has_device_activity=any(_has_kernels(store, info.rank) for info in infos),
         stragglers=verdict,
         causes=tuple(cause(matrix, found, verdict.baseline_ranks) for found in verdict.found),
         phase_times=phase_times(matrix),
         left_out=matrix.left_out,
-        job_end=_job_end(run.get("job_id") or ""),
-    )
-
-
-def _job(run: Mapping[str, Any], infos: tuple[RankInfo, ...], world_size: int) -> JobInfo:
-    return JobInfo(
-        name=run.get("name", "unknown"),
-        job_id=str(run.get("job_id") or ""),
-        strategy=run.get("strategy", ""),
-        world_size=world_size,
-        nodes=tuple(sorted({info.node for info in infos})),
+        job_end=_job_end(job.job_id),
     )
 
 
@@ -166,7 +164,7 @@ def _collective_form(store: TraceStore, infos: tuple[RankInfo, ...]) -> str:
     return arrivals.NONE
 
 
-def _payload(frames: Mapping[int, pd.DataFrame], form: str) -> int | None:
+def _payload(frames: Mapping[int, pd.DataFrame]) -> int | None:
     """Median allreduce bytes per step; None when the source gave none."""
     medians = [int(frame["bytes"].median()) for frame in frames.values() if len(frame)]
     return max(medians, default=0) or None
