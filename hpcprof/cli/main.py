@@ -31,9 +31,24 @@ VERBS = (
     Verb("init", "hpcprof.cli.init", "init", "Write a commented job spec to begin with."),
     Verb("generate", "hpcprof.cli.generate", "generate", "Show the job script of a spec."),
     Verb("submit", "hpcprof.cli.submit", "submit", "Submit a spec, and its analysis after it."),
-    Verb("collect", "hpcprof.cli.collect", "collect", "Read what a job recorded and judge it."),
-    Verb("report", "hpcprof.cli.report", "report", "Print the verdict of a collected run again."),
-    Verb("demo", "hpcprof.cli.demo", "demo", "Try hpcprof on a small training on this machine."),
+    Verb(
+        "collect",
+        "hpcprof.cli.collect",
+        "collect",
+        "Read what a job recorded, judge it and print the verdict.",
+    ),
+    Verb(
+        "report",
+        "hpcprof.cli.report",
+        "report",
+        "Print the verdict of a collected run again; computes nothing.",
+    ),
+    Verb(
+        "demo",
+        "hpcprof.cli.demo",
+        "demo",
+        "Train a small model on this machine, slow one rank's input, and see it found.",
+    ),
 )
 
 

@@ -47,5 +47,7 @@ def test_every_site_file_is_documented(site):
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_documents_name_no_verb_that_does_not_exist(path):
     text = path.read_text(encoding="utf-8")
-    used = set(re.findall(r"(?:^ *|`|\$ )hpcprof ([a-z]+)", text, flags=re.MULTILINE))
+    fenced = re.findall(r"```[a-z]*\n(.*?)```", text, flags=re.DOTALL)
+    code = [*fenced, *re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))]
+    used = {v for c in code for v in re.findall(r"^ *hpcprof ([a-z]+)", c, flags=re.MULTILINE)}
     assert used <= {verb.name for verb in VERBS} | IN_JOB_VERBS
