@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from hpcprof.trace.columns import END_NS, KIND, START_NS, STEP, STEP_KIND
+from hpcprof.trace.columns import END_NS, INPUT, KIND, PHASE, START_NS, STEP, STEP_KIND
 from hpcprof.trace.frame import nullable_int
 
 
@@ -19,15 +19,15 @@ def assign_steps(spans: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
     """Give each span without a step the step during which it starts.
 
     The interval of a step reaches from the end of the step before it to its own end, because input
-    that is fetched before a step belongs to it; the first one begins with the earliest span of
-    ``own`` that carries its number. Spans outside stay null. ``own`` is on the same clock.
+    that is fetched before a step belongs to it; the first one begins with the last input before it.
+    Spans outside stay null. ``own`` is on the same clock.
     """
     steps = own[(own[KIND] == STEP_KIND) & own[STEP].notna()]
     if not len(steps) or not len(spans):
         return spans
     numbers = steps[STEP].to_numpy(dtype=np.int64)
     ends = np.maximum.accumulate(steps[END_NS].to_numpy())
-    begin = int(own.loc[own[STEP] == numbers[0], START_NS].min())
+    begin = _first_begin(own, int(steps[START_NS].iloc[0]))
     starts = spans[START_NS].to_numpy()
     index = np.searchsorted(ends, starts, side="right")
     outside = (index == len(ends)) | (starts < begin)
@@ -35,3 +35,8 @@ def assign_steps(spans: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
     filled: pd.Series[int] = spans[STEP].fillna(pd.Series(by_time, index=spans.index))
     assigned: pd.DataFrame = spans.assign(**{STEP: filled})
     return assigned
+
+
+def _first_begin(own: pd.DataFrame, first_start: int) -> int:
+    inputs = own[(own[PHASE] == INPUT) & (own[END_NS] <= first_start)]
+    return int(inputs[START_NS].iloc[-1]) if len(inputs) else first_start
