@@ -17,11 +17,23 @@ STATE_FOLDER = "HPCPROF_STATE_FOLDER"  # node-local: start token, exit code, ann
 RUN_DIR = "HPCPROF_RUN_DIR"  # set by the job script, read by launch
 NVTX = "HPCPROF_NVTX"  # "1" when somebody listens to NVTX ranges
 
+# set by hpcprof launch --ranks N for the ranks it starts; before Slurm's, because it may itself run
+# inside an allocation, where every rank would be Slurm's task 0. Not passed on to the application
+LOCAL_RANK = "HPCPROF_LAUNCH_RANK"
+LOCAL_WORLD_SIZE = "HPCPROF_LAUNCH_WORLD_SIZE"
+LOCAL_VARIABLES = (LOCAL_RANK, LOCAL_WORLD_SIZE)
+
 # each concept: the variables that may hold it, most trustworthy first
 _VARIABLES = {
-    "rank": ("SLURM_PROCID", "PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK"),
-    "local_rank": ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
-    "world_size": ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"),
+    "rank": (LOCAL_RANK, "SLURM_PROCID", "PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK"),
+    "local_rank": (LOCAL_RANK, "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
+    "world_size": (
+        LOCAL_WORLD_SIZE,
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_NTASKS",
+        "PMI_SIZE",
+        "OMPI_COMM_WORLD_SIZE",
+    ),
 }
 
 

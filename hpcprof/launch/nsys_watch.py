@@ -1,0 +1,179 @@
+"""Watches the application and nsys until both have ended, and passes signals on.
+
+Does not look at the report (nsys_result).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcprof.launch import processes
+from hpcprof.launch.nsys_start import Running
+from hpcprof.launch.processes import Fate
+from hpcprof.launch.signals import SignalInbox
+
+# after the application nsys writes and imports its report, which takes CPU time; one whose
+# helper was killed waits for ever instead
+STALL_SECONDS = 60.0
+_STALL_TICKS_PER_SECOND = 2  # an idle nsys with its agent stays below
+_AFTER_TERM_SECONDS = 20.0
+_POLL_SECONDS = 1.0
+_ORPHAN_POLL_SECONDS = 0.05
+# between a signal to the whole step and the shim's mark that it was among those who got it
+_WITNESS_SECONDS = 0.2
+
+_TO_NSYS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Ending(NamedTuple):
+    """How application and nsys ended. ``nsys`` is None when it had to be killed."""
+
+    application: Fate
+    nsys: Fate | None
+    stream: Path | None  # where nsys recorded to, in its TMPDIR
+    warnings: list[str]
+
+
+class Watch:
+    """The time from the application's start to the end of nsys."""
+
+    def __init__(self, running: Running, inbox: SignalInbox) -> None:
+        self._running = running
+        self._inbox = inbox
+        self._application: Fate | None = None
+        self._nsys: Fate | None = None
+        self._agent = _find_agent(running)
+        self._stream: Path | None = None
+        self._warnings: list[str] = []
+        self._nsys_signalled = False
+        self._impatience = 0
+        self._ticks = 0
+        self._busy_at = time.monotonic()
+        self._term_sent_at: float | None = None
+
+    def until_end(self) -> Ending:
+        """Wait for the application, then for nsys. Never ends a running application."""
+        for signum in self._running.deferred:
+            self._pass_on(signum)
+        while self._application is None or self._nsys is None:
+            received = self._inbox.wait(self._interval())
+            if received is not None:
+                self._pass_on(received.signum)
+            self._look()
+            if self._application is not None and self._nsys is None and not self._patient():
+                break
+        self._warnings += self._running.attempt.notes()
+        return Ending(self._application, self._nsys, self._stream, self._warnings)
+
+    def _interval(self) -> float:
+        # when nsys is gone nothing wakes us at the application's end
+        return _ORPHAN_POLL_SECONDS if self._nsys is not None else _POLL_SECONDS
+
+    def _look(self) -> None:
+        """Take notice of whatever has ended."""
+        if self._stream is None:
+            self._stream = _open_stream(self._agent)
+        if self._nsys is None:
+            self._nsys = processes.reap(self._running.nsys_pid)
+        if self._application is None:
+            self._application = self._running.attempt.fate()
+            if self._application is not None:
+                self._busy_at = time.monotonic()
+        if self._application is None and self._nsys is not None:
+            self._application = self._fate_without_shim()
+
+    def _fate_without_shim(self) -> Fate | None:
+        """When nsys is gone: None while the application or its shim still runs."""
+        started = self._running.started
+        pids = [pid for pid in started or () if pid]
+        if any(processes.start_ticks(pid) is not None for pid in pids):
+            return None
+        written = self._running.attempt.fate()  # between our last look and the shim's end
+        if written is not None:
+            return written
+        assert self._nsys is not None
+        self._warnings.append(
+            "how the application ended is not known, because the process that waited for it was "
+            f"killed; nsys returned {self._nsys.code}"
+        )
+        return self._nsys if self._nsys.code else Fate(128 + signal.SIGKILL)
+
+    def _pass_on(self, signum: int) -> None:
+        """Deliver a signal to the application exactly once.
+
+        TERM and INT go to nsys, which passes them on and writes the report while the application
+        cleans up. Only once: a second one ends nsys before the report is written. Slurm signals
+        every process of a step with some plug-ins and the first with others; the shim, which sits
+        beside the application, tells which it was.
+        """
+        attempt = self._running.attempt
+        deadline = time.monotonic() + _WITNESS_SECONDS
+        while time.monotonic() < deadline:
+            if attempt.take_witness(signum):
+                self._nsys_signalled |= signum in _TO_NSYS
+                return
+            time.sleep(0.01)
+        if self._application is None and signum in _TO_NSYS and not self._nsys_signalled:
+            self._nsys_signalled = True
+            if self._nsys is None and processes.send(self._running.nsys_pid, signum):
+                attempt.take_witness(signum)
+                return
+        if self._application is not None:
+            self._impatience += signum in _TO_NSYS
+        elif self._running.started is not None:
+            processes.send(self._running.started.application_pid, signum)
+
+    def _patient(self) -> bool:
+        """False when nsys, alone after the application's end, has been ended by force.
+
+        It is given as long as it works. When it does nothing any more, or at the second TERM that
+        reaches us here, it is first asked to finish, which makes it write what it has.
+        """
+        now = time.monotonic()
+        pids = {self._running.nsys_pid, *processes.with_environment(self._running.attempt.mark)}
+        ticks = sum(processes.cpu_ticks(pid) for pid in pids)
+        if ticks - self._ticks > _STALL_TICKS_PER_SECOND * _POLL_SECONDS:
+            self._busy_at = now
+        self._ticks = ticks
+        if self._term_sent_at is None:
+            if now - self._busy_at > STALL_SECONDS or self._impatience >= 2:
+                self._warnings.append("nsys did not end by itself after the application")
+                processes.send(self._running.nsys_pid, signal.SIGTERM)
+                self._term_sent_at = self._busy_at = now
+            return True
+        if now - max(self._term_sent_at, self._busy_at) < _AFTER_TERM_SECONDS:
+            return True
+        processes.end(pids, grace_seconds=1.0)
+        processes.reap(self._running.nsys_pid)
+        self._warnings.append("nsys had to be killed")
+        return False
+
+
+def _find_agent(running: Running) -> int | None:
+    """Process id of nsys's background agent, which holds the recording."""
+    for pid in processes.with_environment(running.attempt.mark):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as stream:
+                if b"--start-agent" in stream.read().split(b"\0"):
+                    return pid
+        except OSError:
+            continue
+    return None
+
+
+def _open_stream(agent: int | None) -> Path | None:
+    """The recording that the agent has open; None before a capture range begins."""
+    if agent is None:
+        return None
+    try:
+        for name in os.listdir(f"/proc/{agent}/fd"):
+            target = os.readlink(f"/proc/{agent}/fd/{name}")
+            if target.endswith(".qdstrm"):
+                return Path(target)
+    except OSError:
+        pass  # the agent has ended, or closed it this moment
+    return None

@@ -1,0 +1,28 @@
+"""Which ranks are profiled: all, none, or a list such as ``3,0-7,local0,node:n1``."""
+
+from __future__ import annotations
+
+from hpcprof.artifacts.rank_env import RankEnv
+from hpcprof.errors import UsageError
+
+
+def is_selected(selector: str, identity: RankEnv) -> bool:
+    """True when the rank is among those in ``selector``. Raises UsageError when it is malformed."""
+    # every part is looked at, so that a typing error does not show on some ranks only
+    return any([_matches(part.strip(), identity) for part in str(selector).split(",")])  # noqa: C419
+
+
+def _matches(part: str, identity: RankEnv) -> bool:
+    if part in ("all", "none"):
+        return part == "all"
+    if part.startswith("node:"):
+        return identity.node == part[len("node:") :]
+    if part.startswith("local") and part[len("local") :].isdigit():
+        return identity.local_rank == int(part[len("local") :])
+    first, dash, last = part.partition("-")
+    if first.isdigit() and (last.isdigit() if dash else not last):
+        return int(first) <= identity.rank <= int(last or first)
+    raise UsageError(
+        f"profile_ranks: {part!r} is none of all, none, 3, 0-7, local0, node:NAME; "
+        "give one or several with commas"
+    )

@@ -1,0 +1,107 @@
+"""The node-local folders of the launcher: one per user for nsys, one per rank for its state.
+
+Nothing here is an artifact: all of it is gone when the rank has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Mapping
+
+import hpcprof
+from hpcprof.artifacts.rank_env import RankEnv
+
+ANNOTATE_ERROR = "annotate-error"  # annotate's last words, one line of text
+
+# nsys writes the whole recording here before it moves it; below this it could not even start
+_MIN_FREE_BYTES = 128 * 2**20
+# sockaddr_un.sun_path holds 108 bytes; nsys adds a name like /8b41-99d3-c3a8-1236
+_MAX_SOCKET_FOLDER_BYTES = 107 - 20
+
+
+def open_scratch(wanted: str | None, environ: Mapping[str, str]) -> tuple[Path | None, list[str]]:
+    """The folder ``hpcprof-<uid>`` in the first usable place, and what was wrong with the others.
+
+    Tried are ``wanted``, else $TMPDIR, then /tmp and /dev/shm. Raises nothing; (None, reasons)
+    when there is no place at all.
+    """
+    places = [wanted or environ.get("TMPDIR") or "/tmp", "/tmp", "/dev/shm"]
+    reasons: list[str] = []
+    for place in dict.fromkeys(places):
+        folder = Path(os.path.expandvars(place)).absolute() / f"hpcprof-{os.getuid()}"
+        try:
+            _make_private(folder)
+        except OSError as error:
+            reasons.append(f"scratch folder {folder} cannot be used: {error.strerror or error}")
+            continue
+        return folder, reasons
+    return None, reasons
+
+
+def _make_private(folder: Path) -> None:
+    """Create the folder with mode 0700, or check that the one there is ours and no link."""
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        found = os.lstat(folder)
+        if not stat.S_ISDIR(found.st_mode):
+            raise OSError("it is not a folder") from None
+        if found.st_uid != os.getuid():
+            raise OSError("it belongs to another user") from None
+        if found.st_mode & 0o077:
+            os.chmod(folder, 0o700)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OSError("it is not writable")
+
+
+def profiler_obstacle(scratch: Path) -> str | None:
+    """Why nsys could not work with ``scratch`` as its TMPDIR, None when it can."""
+    space = os.statvfs(scratch)
+    if space.f_flag & os.ST_NOEXEC:
+        return f"{scratch} is mounted noexec; nsys runs its libraries from there"
+    if space.f_bavail * space.f_frsize < _MIN_FREE_BYTES:
+        return f"{scratch} has less than {_MIN_FREE_BYTES >> 20} MiB free; nsys records into it"
+    if len(os.fsencode(scratch)) > _MAX_SOCKET_FOLDER_BYTES:
+        return f"the path {scratch} is too long for the sockets that nsys makes in it"
+    return None
+
+
+def make_state_folder(scratch: Path, identity: RankEnv) -> Path:
+    """Create ``<job>.<step>.<rank>.<pid>`` inside ``scratch``. Raises OSError."""
+    job = identity.job_id or "local"
+    name = f"{job}.{identity.slurm_step or 0}.{identity.rank}.{os.getpid()}"
+    folder = scratch / name
+    if folder.exists():
+        remove(folder)  # the same process id in an earlier life of the node
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def link_package(state: Path) -> Path:
+    """A folder that holds this package and nothing else, for the application's PYTHONPATH.
+
+    Never the folder that the package lies in: the packages of the analysis environment, or the
+    ``tests`` of a checkout, would take the place of the user's own. Raises OSError.
+    """
+    folder = state / "lib"
+    folder.mkdir(mode=0o700)
+    os.symlink(Path(hpcprof.__file__).resolve().parent, folder / "hpcprof")
+    return folder
+
+
+def last_words(state: Path) -> list[str]:
+    """What annotate could not write into the rank folder, as warnings."""
+    try:
+        text = (state / ANNOTATE_ERROR).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return [f"annotate: {line.strip()}" for line in text.splitlines() if line.strip()]
+
+
+def remove(state: Path) -> None:
+    """Delete the state of a rank that has ended; what cannot be deleted stays."""
+    import shutil
+
+    shutil.rmtree(state, ignore_errors=True)
