@@ -123,7 +123,7 @@ class Cluster:
         self, node: str, *argv: str, timeout: float = 120, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         """Run a command inside all namespaces of a node, beside Slurm."""
-        enter = ["nsenter", "--target", str(self.node_pid(node)), "--all"]
+        enter = ["nsenter", "--target", str(self.node_pid(node)), "--all", "--root", "--wd"]
         return self.run(*enter, *argv, timeout=timeout, check=check)
 
     def sbatch(

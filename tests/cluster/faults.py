@@ -62,7 +62,8 @@ def slow_filesystem(cluster: Cluster, node: str, path: Path, mb_per_s: float) ->
     """
     if shutil.which("bindfs", path=cluster.env["PATH"]) is None or not Path("/dev/fuse").exists():
         raise FaultUnavailableError("slow_filesystem needs bindfs and /dev/fuse")
-    inside = ["nsenter", "--mount", "--target", str(cluster.node_pid(node))]
+    # `--root`: the namespace alone would show the machine's root to a test in a chroot
+    inside = ["nsenter", "--mount", "--root", "--target", str(cluster.node_pid(node))]
     rate = f"--read-rate={int(mb_per_s * 1e6)}"
     argv = [*inside, "bindfs", "-f", rate, str(path), str(path)]
     daemon = processes.spawn(cluster.layout, f"bindfs-{node}", argv, cluster.env)
@@ -74,7 +75,7 @@ def slow_filesystem(cluster: Cluster, node: str, path: Path, mb_per_s: float) ->
             command = [*inside, "umount", *how, str(path)]
             if not subprocess.run(command, capture_output=True, check=False).returncode:
                 break
-        processes.end([daemon], cluster.layout.base)
+        processes.end([daemon])
         state.forget(cluster.layout, daemon)
 
 

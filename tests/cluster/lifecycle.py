@@ -86,9 +86,9 @@ def is_abandoned(found: State) -> bool:
 def leftovers(layout: Layout) -> list[str]:
     """Everything of this cluster that exists on the machine, one phrase each."""
     found = state.read(layout)
-    pids = {p.pid for p in (found.of_kind("process") if found else []) if processes.is_alive(p)}
-    pids.update(processes.marked(layout.base))
-    items = [f"process {pid} ({processes.command_of(pid)[:60]})" for pid in sorted(pids)]
+    recorded = found.of_kind("process") if found else []
+    living = {p.pid for p in [*recorded, *processes.marked(layout.base)] if processes.is_alive(p)}
+    items = [f"process {pid} ({processes.command_of(pid)[:60]})" for pid in sorted(living)]
     items += [f"mount {point}" for point in mounts.mount_points_under(layout.base)]
     items += [f"network link {name}" for name in network.links_of(layout)]
     groups = find_cpu_groups()
@@ -160,7 +160,8 @@ def _clean(layout: Layout) -> None:
     else:
         if found.phase != "stopping":
             state.set_phase(layout, "stopping")
-        processes.end(found.of_kind("process"), layout.base)
+        processes.end(found.of_kind("process"))
+    processes.end(processes.marked(layout.base))
     mounts.unmount_all_under(layout.base)
     network.delete_links(layout)
     _remove_cpu_groups(find_cpu_groups(), layout)

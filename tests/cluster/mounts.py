@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import re
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
-from .errors import ClusterError
 from .layout import Layout
+from .processes import run_helper
 from .state import Resource, record
 
 
@@ -30,9 +29,9 @@ def share(layout: Layout, folder: Path) -> None:
     private, and nothing propagates from a private mount.
     """
     record(layout, Resource(kind="mount", name=str(folder)))
-    _mount("--bind", str(folder), str(folder))
-    _mount("--make-private", str(folder))
-    _mount("--make-shared", str(folder))
+    run_helper(layout, "mount", "--bind", str(folder), str(folder))
+    run_helper(layout, "mount", "--make-private", str(folder))
+    run_helper(layout, "mount", "--make-shared", str(folder))
 
 
 def mount_tmpfs(layout: Layout, folder: Path, size_mb: float) -> Resource:
@@ -40,7 +39,7 @@ def mount_tmpfs(layout: Layout, folder: Path, size_mb: float) -> Resource:
     resource = Resource(kind="mount", name=str(folder))
     record(layout, resource)
     options = f"size={int(size_mb * 1024)}k,mode=0755"
-    _mount("-t", "tmpfs", "-o", options, "hpcprof-full-disk", str(folder))
+    run_helper(layout, "mount", "-t", "tmpfs", "-o", options, "hpcprof-full-disk", str(folder))
     return resource
 
 
@@ -55,13 +54,6 @@ def unmount_all_under(folder: Path) -> None:
     """Remove every mount at or below `folder`, stacked ones included."""
     for point in mount_points_under(folder):
         unmount(point)
-
-
-def _mount(*arguments: str) -> None:
-    command: Sequence[str] = ["mount", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ClusterError(f"{' '.join(command)} failed: {done.stderr.strip()}")
 
 
 def _unescape(field: str) -> str:

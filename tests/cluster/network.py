@@ -6,18 +6,18 @@ import ipaddress
 import json
 import subprocess
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from .errors import ClusterError
 from .layout import Layout
+from .processes import run_helper
 from .state import Resource, record
 
 
 def free_subnet(layout: Layout) -> str:
     """First three numbers of a /24 that no address or route of this machine touches."""
     third = int(layout.id, 16) % 256
-    taken = _networks_in_use()
+    taken = _networks_in_use(layout)
     for second in (88, *range(200, 255)):
         candidate = ipaddress.IPv4Network(f"10.{second}.{third}.0/24")
         if not any(candidate.overlaps(network) for network in taken):
@@ -33,9 +33,9 @@ def address(subnet: str, index: int) -> str:
 def create_bridge(layout: Layout, subnet: str) -> None:
     """The switch all nodes hang on, with the host's own address."""
     record(layout, Resource(kind="link", name=layout.bridge))
-    ip("link", "add", layout.bridge, "type", "bridge")
-    ip("addr", "add", f"{subnet}.1/24", "dev", layout.bridge)
-    ip("link", "set", layout.bridge, "up")
+    run_helper(layout, "ip", "link", "add", layout.bridge, "type", "bridge")
+    run_helper(layout, "ip", "addr", "add", f"{subnet}.1/24", "dev", layout.bridge)
+    run_helper(layout, "ip", "link", "set", layout.bridge, "up")
 
 
 def connect_node(layout: Layout, index: int, pid: int) -> None:
@@ -43,8 +43,10 @@ def connect_node(layout: Layout, index: int, pid: int) -> None:
     _wait_for_own_network(pid)
     name = layout.veth(index)
     record(layout, Resource(kind="link", name=name))
-    ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
-    ip("link", "set", name, "master", layout.bridge, "up")
+    run_helper(
+        layout, "ip", "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", str(pid)
+    )
+    run_helper(layout, "ip", "link", "set", name, "master", layout.bridge, "up")
 
 
 def links_of(layout: Layout) -> list[str]:
@@ -59,17 +61,10 @@ def delete_links(layout: Layout) -> None:
         subprocess.run(["ip", "link", "del", name], capture_output=True, check=False)
 
 
-def ip(*arguments: str) -> str:
-    """Run iproute2's `ip`; an error becomes a ClusterError with its text."""
-    command: Sequence[str] = ["ip", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ClusterError(f"{' '.join(command)} failed: {done.stderr.strip()}")
-    return done.stdout
-
-
-def _networks_in_use() -> list[ipaddress.IPv4Network]:
-    routes = json.loads(ip("-json", "-4", "route", "show", "table", "all") or "[]")
+def _networks_in_use(layout: Layout) -> list[ipaddress.IPv4Network]:
+    routes = json.loads(
+        run_helper(layout, "ip", "-json", "-4", "route", "show", "table", "all") or "[]"
+    )
     known = (route.get("dst", "default") for route in routes)
     return [
         ipaddress.IPv4Network(dst, strict=False)
@@ -88,4 +83,4 @@ def _wait_for_own_network(pid: int, timeout: float = 10.0) -> None:
         except OSError:
             break
         time.sleep(0.01)
-    raise ClusterError("a node ended before it had a network; see its .out file in the log folder")
+    raise ClusterError("the node ended before it had a network")

@@ -31,7 +31,6 @@ class Stat:
     """The part of /proc/PID/stat that identifies a process."""
 
     parent: int
-    session: int
     start: int
 
 
@@ -45,7 +44,7 @@ def stat_of(pid: int) -> Stat | None:
     fields = text.rpartition(")")[2].split()
     if fields[0] in "ZX":
         return None
-    return Stat(parent=int(fields[1]), session=int(fields[3]), start=int(fields[19]))
+    return Stat(parent=int(fields[1]), start=int(fields[19]))
 
 
 def pids() -> Iterator[int]:
@@ -98,6 +97,18 @@ def spawn(
     return resource
 
 
+def run_helper(layout: Layout, *argv: str) -> str:
+    """Run a short command that makes something (`ip`, `mount`) and return what it prints.
+
+    It carries the mark, so that `down` ends it too when its starter was killed in the middle.
+    """
+    env = {**os.environ, MARK_VARIABLE: str(layout.base)}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ClusterError(f"{' '.join(argv)} failed: {done.stderr.strip()}")
+    return done.stdout
+
+
 def is_alive(process: Resource) -> bool:
     """Whether this very process (same pid, same start time) still runs."""
     _reap(process.pid)
@@ -121,21 +132,19 @@ def descendants_of(pid: int) -> list[int]:
     return found
 
 
-def end(processes: Iterable[Resource], base: Path, timeout: float = 5.0) -> None:
-    """SIGKILL the processes and whatever still runs in the sessions they opened.
+def end(processes: Iterable[Resource], timeout: float = 5.0) -> None:
+    """SIGKILL these very processes and wait until they are gone.
 
-    Nothing on these processes deserves a clean exit: their data is deleted next.
+    Nothing on them deserves a clean exit: their data is deleted next.
     """
     recorded = list(processes)
     deadline = time.monotonic() + timeout
-    while living := _members(recorded, base):
-        for pid, start in living:
-            kill(pid, start)
+    while living := [process for process in recorded if is_alive(process)]:
+        for process in living:
+            kill(process.pid, process.start)
         if time.monotonic() > deadline:
             return
         time.sleep(0.02)
-    for process in recorded:
-        _reap(process.pid)
 
 
 def kill(pid: int, start: int) -> None:
@@ -155,24 +164,16 @@ def kill(pid: int, start: int) -> None:
     _reap(pid)
 
 
-def marked(base: Path) -> list[int]:
-    """Living processes started for the cluster in `base`, by the mark in their environment."""
-    return [
-        pid
-        for pid in pids()
-        if environ_of(pid).get(MARK_VARIABLE) == str(base) and stat_of(pid) is not None
-    ]
+def marked(base: Path) -> list[Resource]:
+    """Living processes started for the cluster in `base`, by the mark in their environment.
 
-
-def _members(recorded: Sequence[Resource], base: Path) -> list[tuple[int, int]]:
-    """(pid, start) of the recorded processes that live and of their sessions' members."""
-    living = {(p.pid, p.start) for p in recorded if is_alive(p)}
-    sessions = {p.pid for p in recorded}
-    for pid in marked(base):
-        stat = stat_of(pid)
-        if stat is not None and stat.session in sessions:
-            living.add((pid, stat.start))
-    return sorted(living)
+    Finds what the record cannot hold: children of daemons, and helpers whose starter is gone.
+    """
+    found = []
+    for pid in pids():
+        if environ_of(pid).get(MARK_VARIABLE) == str(base) and (stat := stat_of(pid)):
+            found.append(Resource("process", command_of(pid), pid, stat.start))
+    return found
 
 
 def _reap(pid: int) -> None:

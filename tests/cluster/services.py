@@ -106,7 +106,10 @@ def start_node(layout: Layout, index: int) -> Resource:
         *("sh", str(layout.node_script(name))),
     ]
     node = processes.spawn(layout, name, argv, daemon_environ(layout))
-    connect_node(layout, index, node.pid)
+    try:
+        connect_node(layout, index, node.pid)
+    except ClusterError as error:
+        raise ClusterError(f"{name}: {error}; {_tail(layout, name)}") from error
     return node
 
 
@@ -117,7 +120,8 @@ def wait_for_nodes(layout: Layout, count: int, timeout: float = 60.0) -> None:
     while (idle := _idle_nodes(env)) != count:
         if time.monotonic() > deadline:
             raise ClusterError(
-                f"{idle} of {count} nodes idle after {timeout:.0f} s; {_tail(layout, 'slurmctld')}"
+                f"{idle} of {count} nodes idle after {timeout:.0f} s; "
+                f"{_tail(layout, 'slurmctld')}; {_tail(layout, node_name(0))}"
             )
         time.sleep(0.1)
 

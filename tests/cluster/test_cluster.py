@@ -270,7 +270,7 @@ def test_reused_pid_is_not_killed() -> None:
         stat = processes.stat_of(stranger.pid)
         assert stat is not None
         recorded = state.Resource("process", "munged", stranger.pid, stat.start - 1)
-        processes.end([recorded], Path("/nonexistent"))
+        processes.end([recorded])
         assert stranger.poll() is None
         processes.kill(stranger.pid, stat.start)
         assert stranger.wait(timeout=5) == -signal.SIGKILL

@@ -129,14 +129,14 @@ horovod_wheel() {
         say "compiling Horovod $HOROVOD into $folder (about 5 minutes on two cores)"
         rm -rf "$folder"
         mkdir -p "$folder"
-        # with NVTX asked for, a missing header is an error and not silence; the policy lets
-        # CMake 4 read the old files of Horovod's third-party parts
+        # with NVTX asked for, a missing header is an error and not silence; pip's own cache may
+        # hold a wheel for another TensorFlow; CMake 4 needs the policy for old third-party files
         env HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
             HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 \
             HOROVOD_WITH_NVTX=1 HOROVOD_NVTX_INCLUDE="$include" \
             CMAKE_POLICY_VERSION_MINIMUM=3.5 PATH="$1/bin:$PATH" \
-            "$1/bin/python" -m pip wheel --no-build-isolation --no-deps --no-binary=horovod \
-            --disable-pip-version-check --wheel-dir "$folder" "horovod==$HOROVOD" \
+            "$1/bin/python" -m pip wheel --no-build-isolation --no-deps \
+            --no-cache-dir --no-binary=horovod --disable-pip-version-check --wheel-dir "$folder" "horovod==$HOROVOD" \
             >"$folder/build.log" 2>&1 ||
             { tail -n 30 "$folder/build.log" >&2; return 1; }
         touch "$folder/.complete"
@@ -157,6 +157,8 @@ fill_horovod() {
     "$1/bin/python" -c 'import sys, horovod.tensorflow as hvd
 sys.exit(not (hvd.mpi_built() and hvd.gloo_built()))' 2>/dev/null ||
         { say "Horovod lacks MPI or Gloo"; return 1; }
+    grep -q HorovodOps "$1"/lib/python3*/site-packages/horovod/tensorflow/mpi_lib*.so ||
+        { say "Horovod lacks NVTX"; return 1; }
 }
 
 # make_horovod: the training environment
