@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import atexit
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -33,13 +33,13 @@ def cluster() -> Iterator[Cluster]:
     yield from _running(layout)
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """A fault this machine cannot inject skips its test."""
-    outcome = yield
-    error = outcome.excinfo[1] if outcome.excinfo else None  # type: ignore[attr-defined]
-    if isinstance(error, FaultUnavailableError):
-        outcome.force_exception(pytest.skip.Exception(str(error)))  # type: ignore[attr-defined]
+    try:
+        return (yield)
+    except FaultUnavailableError as error:
+        pytest.skip(str(error))
 
 
 def _running(layout: Layout) -> Iterator[Cluster]:
