@@ -18,7 +18,7 @@ from hpcprof.readers.nsys_database import NULL, Ints, NsysDatabase, process_of
 from hpcprof.trace.columns import COLLECTIVE, COLLECTIVE_ACTIVITY, HOST, IO, RUNTIME
 from hpcprof.trace.frame import coded, nullable_int, spans_frame
 
-_MPI_TABLES = (
+MPI_TABLES = (
     *("MPI_COLLECTIVES_EVENTS", "MPI_P2P_EVENTS"),
     *("MPI_START_WAIT_EVENTS", "MPI_OTHER_EVENTS"),
 )
@@ -37,7 +37,7 @@ def mpi_spans(database: NsysDatabase, pids: Ints, *, is_transport: bool) -> list
     Horovod, MPI carries the collectives that Horovod itself reports, and its negotiation every
     millisecond; counting both would count twice.
     """
-    return [_mpi_table(database, table, pids, is_transport) for table in _MPI_TABLES]
+    return [_mpi_table(database, table, pids, is_transport) for table in MPI_TABLES]
 
 
 def _mpi_table(
@@ -82,11 +82,14 @@ def os_spans(database: NsysDatabase, pids: Ints) -> pd.DataFrame:
 
     The export's return value is not the number of bytes (it is 0), so ``bytes`` stays null.
     """
-    rows = database.ints(OS_TABLE, ["start", "end", "globalTid"])
+    rows = database.ints(OS_TABLE, ["start", "end", "globalTid", "nestingLevel"])
     codes, texts = database.labels(OS_TABLE, "nameId")
     names = [text or "call without a name" for text in texts]
-    # nsys writes its own remarks into the table ("OS runtime libraries profiling started")
+    # nsys writes its own remarks into the table ("OS runtime libraries profiling started", also
+    # "[Unknown]"): they have no nesting level, a column that old versions do not have
     is_call = np.array([" " not in name for name in names] + [False])[codes]
+    if "nestingLevel" in database.columns(OS_TABLE):
+        is_call = rows["nestingLevel"] != NULL
     keep = is_span(rows) & is_call & np.isin(process_of(rows["globalTid"]), pids)
     codes = codes[keep]
     return spans_frame(

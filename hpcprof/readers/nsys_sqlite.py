@@ -24,6 +24,7 @@ _GLOBAL_ID_OF = {
     nsys_cuda.RUNTIME_TABLE: "globalTid",
     nsys_cuda.KERNEL_TABLE: "globalPid",
     nsys_host.OS_TABLE: "globalTid",
+    **dict.fromkeys(nsys_host.MPI_TABLES, "globalTid"),
 }
 
 

@@ -141,8 +141,9 @@ def _state_without_recording(record: RankManifest) -> SourceState:
     if record.profiler == "none":
         reason = record.profiler_note or "no profiler was asked for"
         return SourceState("nsys", manifest.NOT_PROFILED, reason)
-    killed = describe(record.info)
-    return lost("nsys", f"{record.profiler} left no report{killed}")
+    ended = describe(record.info)
+    because = f": {ended}" if ended else ""
+    return lost("nsys", f"{record.profiler} left no report{because}")
 
 
 def _anchors(record: RankManifest, own: SpanRecords | None) -> pd.DataFrame:

@@ -84,7 +84,7 @@ def recording_state(sources: Mapping[str, SourceState], record: RankManifest) ->
     reasons = [f"{source.name}: {source.reason}" for source in (spans, nsys) if source.reason]
     ended = describe(record.info)
     if ended:
-        reasons.append(f"the rank{ended}")
+        reasons.append(ended)
     was_killed = record.info.ended is None
     if not spans.is_usable and not nsys.is_usable:
         only_empty = manifest.EMPTY in (spans.state, nsys.state)
@@ -99,12 +99,12 @@ def recording_state(sources: Mapping[str, SourceState], record: RankManifest) ->
 
 
 def describe(info: RankInfo) -> str:
-    """How the rank ended, as the end of a sentence; "" for a normal end."""
+    """How the rank ended, in words; "" for a normal end."""
     if info.ended is None:
-        return " was killed together with its launcher (time limit or node failure)"
+        return "the rank was killed together with its launcher (time limit or node failure)"
     if info.exit_code is None:
-        return " ended without an exit code"
-    return "" if info.exit_code == 0 else f" ended with exit code {info.exit_code}"
+        return "the rank ended without an exit code"
+    return "" if info.exit_code == 0 else f"the rank ended with exit code {info.exit_code}"
 
 
 def _compare(copies: pd.DataFrame, own: pd.DataFrame, bound_ns: int) -> list[str]:

@@ -1,0 +1,264 @@
+"""One rank out of its sources: what is believed, what is said when something is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcprof.artifacts import atomic
+from hpcprof.artifacts.manifest import new_manifest
+from hpcprof.artifacts.paths import ArtifactPaths
+from hpcprof.artifacts.run_record import new_run_record
+from hpcprof.errors import InputError
+from hpcprof.readers import read_anchors, read_job, read_rank
+from hpcprof.trace import Trace, check_spans
+from tests.unit.nsys_export import Export
+from tests.unit.span_writer import OPENED_MONOTONIC_NS, OPENED_REALTIME_NS, SpanFile
+
+pytestmark = pytest.mark.unit
+
+RANK = 3
+OFFSET = 5_000_000_000  # nsys time to CLOCK_MONOTONIC
+ENDED = {"realtime_ns": OPENED_REALTIME_NS + 900, "monotonic_ns": OPENED_MONOTONIC_NS + 900}
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> ArtifactPaths:
+    made = ArtifactPaths(tmp_path / "run")
+    made.rank_folder(RANK).mkdir(parents=True)
+    manifest(made)
+    return made
+
+
+def manifest(paths: ArtifactPaths, rank: int = RANK, **fields: Any) -> None:
+    identity = {"rank": rank, "local_rank": 1, "world_size": 8, "node": "node2"}
+    record = new_manifest({**identity, "job_id": "4711", "slurm_step": "0"}, ["python"])
+    started = {"realtime_ns": OPENED_REALTIME_NS - 50, "monotonic_ns": OPENED_MONOTONIC_NS - 50}
+    record.update(started=started, ended=ENDED, exit_code=0, profiler={"name": "nsys"})
+    paths.rank_folder(rank).mkdir(parents=True, exist_ok=True)
+    atomic.write_json(paths.manifest(rank), {**record, **fields})
+
+
+def own_records(paths: ArtifactPaths, steps: int = 3, cut: int = 0) -> None:
+    file = SpanFile(rank=RANK)
+    for step in range(steps):
+        base = OFFSET + step * 1_000_000
+        file.phase(base + 100_000, base + 200_000, "input", step)
+        file.step(base + 300_000, base + 900_000, step)
+    paths.spans(RANK).write_bytes(file.content[: len(file.content) - cut])
+
+
+def export(steps: int = 3, *, beacons: bool = True, apart_ns: int = 0) -> Export:
+    """The same steps as nsys sees them, a kernel and an allreduce in each."""
+    made = Export().domain(1, "hpcprof").domain(2, "HorovodOps")
+    made.row(
+        "TARGET_INFO_SESSION_START_TIME", OPENED_REALTIME_NS - OPENED_MONOTONIC_NS + OFFSET, ""
+    )
+    for step in range(steps):
+        base = step * 1_000_000
+        if beacons:
+            made.beacon(step, OFFSET + apart_ns, base, 4_000)
+        made.range(base + 100_000, base + 200_000, "phase input", 1)
+        made.range(base + 299_000, base + 901_000, f"step {step}", 1)
+        made.range(base + 500_000, base + 800_000, "HorovodAllreduce", 2, kind=60, payload=64)
+        made.kernel(base + 310_000, base + 400_000, "gemm")
+    return made
+
+
+def read(paths: ArtifactPaths, tmp_path: Path) -> Trace:
+    work = tmp_path / "work"
+    work.mkdir(exist_ok=True)
+    trace = read_rank(paths, RANK, work, None)
+    check_spans(trace.spans)
+    return trace
+
+
+def test_sources_are_merged_on_the_clock_of_the_node(paths: ArtifactPaths, tmp_path: Path) -> None:
+    own_records(paths)
+    export().save(paths.nsys_sqlite(RANK))
+    trace = read(paths, tmp_path)
+    info = trace.rank
+    assert (info.state, info.reason, info.node, info.pid) == ("OK", "", "node2", 4711)
+    assert (info.exit_code, info.ended) == (0, tuple(ENDED.values()))
+    nsys = info.sources["nsys"]
+    assert (nsys.rows, nsys.first_step, nsys.last_step) == (6, 0, 2)
+    assert nsys.clock_bound_ns is not None and nsys.clock_bound_ns <= 2_001
+    spans = trace.spans[["kind", "source", "step"]].astype(object).values.tolist()
+    per_step = [("phase", "hpcprof"), ("step", "hpcprof"), ("kernel", "nsys")]
+    per_step += [("collective", "nsys")]
+    assert spans == [[kind, source, step] for step in range(3) for kind, source in per_step]
+    kernels = trace.spans[trace.spans["kind"] == "kernel"]["start_ns"]
+    true = [OFFSET + step * 1_000_000 + 310_000 for step in range(3)]
+    assert all(abs(got - want) <= nsys.clock_bound_ns for got, want in zip(kernels, true))  # noqa: B905
+
+
+def test_own_spans_alone_are_complete_when_no_profiler_was_asked_for(
+    paths: ArtifactPaths, tmp_path: Path
+) -> None:
+    manifest(paths, profiler={"name": "none", "reason": "nsys is not on this node"})
+    own_records(paths)
+    trace = read(paths, tmp_path)
+    assert (trace.rank.state, trace.rank.reason) == (
+        "NOT_PROFILED",
+        "nsys: nsys is not on this node",
+    )
+    assert trace.rank.sources["nsys"].state == "NOT_PROFILED"
+    assert len(trace.spans) == 6
+
+
+def test_a_missing_report_is_lost_and_own_spans_remain(
+    paths: ArtifactPaths, tmp_path: Path
+) -> None:
+    manifest(paths, ended=None, exit_code=None)
+    own_records(paths)
+    trace = read(paths, tmp_path)
+    assert trace.rank.state == "PARTIAL"
+    assert trace.rank.sources["nsys"].reason == (
+        "nsys left no report: the rank was killed together with its launcher "
+        "(time limit or node failure)"
+    )
+    assert len(trace.spans) == 6
+
+
+@pytest.mark.parametrize(
+    ("own", "report", "state"),
+    [
+        (True, "good", "OK"),
+        (True, "empty", "EMPTY"),
+        (True, "broken", "PARTIAL"),
+        (False, "good", "PARTIAL"),
+        (False, "empty", "EMPTY"),
+        (False, "broken", "LOST"),
+    ],
+)
+def test_the_state_of_a_rank_sums_up_its_sources(
+    paths: ArtifactPaths, tmp_path: Path, own: bool, report: str, state: str
+) -> None:
+    if own:
+        own_records(paths)
+    if report == "broken":
+        paths.nsys_sqlite(RANK).write_text("not a database" * 100)
+    else:
+        made = export() if report == "good" else Export().row("StringIds", 1, "x")
+        made.save(paths.nsys_sqlite(RANK))
+    trace = read(paths, tmp_path)
+    assert trace.rank.state == state
+    assert (trace.rank.reason == "") == (state == "OK")
+    assert (len(trace.spans) > 0) == (own or report == "good")
+
+
+def test_ranges_in_the_report_replace_lost_records(paths: ArtifactPaths, tmp_path: Path) -> None:
+    paths.spans(RANK).write_bytes(b"HPCPROF")
+    export().save(paths.nsys_sqlite(RANK))
+    trace = read(paths, tmp_path)
+    assert "ends within its header" in trace.rank.sources["spans"].reason
+    steps = trace.spans[trace.spans["kind"] == "step"]
+    assert steps[["step", "source"]].values.tolist() == [[0, "nsys"], [1, "nsys"], [2, "nsys"]]
+    phases = trace.spans[trace.spans["kind"] == "phase"]
+    assert phases[["phase", "step"]].values.tolist() == [["input", 0], ["input", 1], ["input", 2]]
+    assert trace.spans["step"].notna().all()
+
+
+def test_a_torn_record_makes_the_rank_partial(paths: ArtifactPaths, tmp_path: Path) -> None:
+    manifest(paths, profiler={"name": "none"})
+    own_records(paths, cut=7)
+    trace = read(paths, tmp_path)
+    assert trace.rank.state == "PARTIAL"
+    assert "cut in the middle" in trace.rank.sources["spans"].warnings[0]
+    assert trace.rank.sources["spans"].last_step == 2  # its input phase is there, its end is not
+
+
+def test_steps_that_disagree_are_a_warning(paths: ArtifactPaths, tmp_path: Path) -> None:
+    own_records(paths, steps=2)
+    export(steps=3).save(paths.nsys_sqlite(RANK))
+    nsys = read(paths, tmp_path).rank.sources["nsys"]
+    assert nsys.state == "PARTIAL"
+    assert nsys.reason == "the report holds 3 steps where hpcprof recorded 2 (steps 0 to 2)"
+
+
+def test_a_report_placed_wrong_is_noticed(paths: ArtifactPaths, tmp_path: Path) -> None:
+    own_records(paths)
+    export(apart_ns=30_000_000).save(paths.nsys_sqlite(RANK))
+    nsys = read(paths, tmp_path).rank.sources["nsys"]
+    assert nsys.state == "PARTIAL"
+    assert "steps start 30.0 ms (median) from where hpcprof recorded them" in nsys.reason
+
+
+def test_without_our_ranges_in_the_report_the_reason_is_said(
+    paths: ArtifactPaths, tmp_path: Path
+) -> None:
+    own_records(paths)
+    made = Export().domain(2, "HorovodOps").range(310_000, 320_000, "HorovodAllreduce", 2)
+    utc_at_zero = OPENED_REALTIME_NS - OPENED_MONOTONIC_NS + OFFSET
+    made.row("TARGET_INFO_SESSION_START_TIME", utc_at_zero, "").save(paths.nsys_sqlite(RANK))
+    trace = read(paths, tmp_path)
+    nsys = trace.rank.sources["nsys"]
+    assert (nsys.state, nsys.clock_bound_ns) == ("PARTIAL", 1_000_000)
+    assert "holds no beacon" in nsys.warnings[0]
+    assert "holds no step range of hpcprof. The nvtx package" in nsys.warnings[1]
+    found = trace.spans[trace.spans["kind"] == "collective"]
+    assert found[["start_ns", "step"]].values.tolist() == [[OFFSET + 310_000, 0]]
+
+
+def test_a_report_that_cannot_be_placed_is_lost(paths: ArtifactPaths, tmp_path: Path) -> None:
+    own_records(paths)
+    Export().kernel(1, 2, "gemm").save(paths.nsys_sqlite(RANK))
+    trace = read(paths, tmp_path)
+    assert trace.rank.sources["nsys"].state == "LOST"
+    assert "nothing ties the report's times" in trace.rank.reason
+    assert set(trace.spans["source"]) == {"hpcprof"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"schema": 9}, "rank 3: .*has schema 9, this hpcprof reads 1"),
+        ({"rank": 5}, "rank 3: .*belongs to rank 5"),
+        ({"node": None, "started": 7}, "rank 3: .*is not a manifest"),
+    ],
+)
+def test_a_manifest_that_cannot_be_believed_is_refused(
+    paths: ArtifactPaths, tmp_path: Path, fields: dict[str, Any], message: str
+) -> None:
+    atomic.write_json(
+        paths.manifest(RANK), {**atomic.read_json(paths.manifest(RANK), ""), **fields}
+    )
+    with pytest.raises(InputError, match=message):
+        read(paths, tmp_path)
+
+
+def test_a_missing_manifest_names_the_rank(paths: ArtifactPaths, tmp_path: Path) -> None:
+    paths.manifest(RANK).unlink()
+    with pytest.raises(InputError, match="manifest of rank 3 is missing"):
+        read(paths, tmp_path)
+
+
+def test_anchors_are_the_beacons_and_the_pairs_of_the_manifest(paths: ArtifactPaths) -> None:
+    real, mono = OPENED_REALTIME_NS, OPENED_MONOTONIC_NS
+    paths.spans(RANK).write_bytes(
+        SpanFile(rank=RANK).beacon(0, mono + 10, mono + 14, real + 12).content
+    )
+    node, table = read_anchors(paths, RANK)
+    assert node == "node2"
+    assert table.values.tolist() == [
+        [-1, mono - 50, mono - 50, real - 50],
+        [-1, mono, mono, real],
+        [0, mono + 10, mono + 14, real + 12],
+        [-1, mono + 900, mono + 900, real + 900],
+    ]
+    paths.spans(RANK).unlink()
+    assert len(read_anchors(paths, RANK).table) == 2
+
+
+def test_the_job_is_what_its_record_and_its_ranks_tell(paths: ArtifactPaths) -> None:
+    record = new_run_record(name="cnn", strategy="horovod", world_size=None)
+    atomic.write_json(paths.run_json, record)
+    manifest(paths, rank=0, node="node1")
+    paths.rank_folder(9).mkdir()  # died before its manifest
+    job = read_job(paths)
+    assert (job.name, job.job_id, job.strategy, job.world_size, job.nodes) == (
+        *("cnn", "4711", "horovod", 8),
+        ("node1", "node2"),
+    )
