@@ -20,13 +20,15 @@ from hpcprof.trace.model import JobInfo, Moment, RankInfo
 class RankManifest:
     """What launch wrote down. ``info`` has no sources yet.
 
-    ``profiler`` is "none" when none was asked for or could be started; ``profiler_note`` says why.
+    ``profiler`` is "none" when none was asked for or could be started, and ``state_reason`` says
+    why; ``profiler_note`` names program, version and node.
     """
 
     info: RankInfo
     job_id: str
     profiler: str
     profiler_note: str
+    state_reason: str
     visible_devices: str | None
 
 
@@ -50,7 +52,8 @@ def read_manifest(paths: ArtifactPaths, rank: int) -> RankManifest:
         info=info,
         job_id=str(record.get("job_id", "")),
         profiler=str(profiler.get("name", "none")),
-        profiler_note=str(profiler.get("reason", "")),
+        profiler_note=_profiler_note(profiler, info.node),
+        state_reason=str(record.get("state_reason") or ""),
         visible_devices=record.get("cuda_visible_devices"),
     )
 
@@ -88,6 +91,11 @@ def unbracketed_anchors(moments: list[Moment]) -> pd.DataFrame:
             "realtime_ns": [moment.realtime_ns for moment in moments],
         }
     )
+
+
+def _profiler_note(profiler: dict[str, Any], node: str) -> str:
+    version = profiler.get("version") or "of unknown version"
+    return f"{profiler.get('path') or profiler.get('name')} ({version}) on {node}"
 
 
 def _rank_info(record: dict[str, Any]) -> RankInfo:

@@ -15,7 +15,7 @@ import pandas as pd
 
 from hpcprof.artifacts import manifest
 from hpcprof.artifacts.paths import ArtifactPaths
-from hpcprof.errors import HpcprofError, InputError
+from hpcprof.errors import EnvironmentLacksError, InputError
 from hpcprof.readers.manifest_reader import RankManifest, read_manifest, unbracketed_anchors
 from hpcprof.readers.nsys_clock import Placement, place
 from hpcprof.readers.nsys_files import exported, find_recording
@@ -86,11 +86,11 @@ def _read_own(paths: ArtifactPaths, rank: int) -> tuple[SpanRecords | None, Sour
             "the training recorded no spans: hpcprof.annotate was not called, or its "
             "recording failed (see the rank's warnings)"
         )
-        return None, SourceState("spans", manifest.LOST, reason)
+        return None, lost("spans", reason)
     try:
         own = read_span_file(path, rank)
     except InputError as error:
-        return None, SourceState("spans", manifest.LOST, str(error))
+        return None, lost("spans", str(error))
     return own, spans_state(own)
 
 
@@ -109,7 +109,9 @@ def _read_nsys(
     try:
         with exported(recording, rank, workdir, tools) as database:
             export = read_export(database, pid, record.visible_devices)
-    except HpcprofError as error:
+    except EnvironmentLacksError as error:
+        return empty_spans(), lost("nsys", f"{error} It was recorded by {record.profiler_note}")
+    except InputError as error:
         return empty_spans(), lost("nsys", str(error))
     if not len(export.spans) and not len(export.own):
         reason = f"the report holds no event of the training: {recording}"
@@ -139,7 +141,7 @@ def _placed(
 
 def _state_without_recording(record: RankManifest) -> SourceState:
     if record.profiler == "none":
-        reason = record.profiler_note or "no profiler was asked for"
+        reason = record.state_reason or "no profiler was asked for"
         return SourceState("nsys", manifest.NOT_PROFILED, reason)
     ended = describe(record.info)
     because = f": {ended}" if ended else ""

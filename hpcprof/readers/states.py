@@ -25,8 +25,8 @@ _STEP_START_TOLERANCE_NS = 1_000_000
 
 
 def lost(name: str, reason: str) -> SourceState:
-    """A source of which nothing can be used."""
-    return SourceState(name, manifest.LOST, reason)
+    """A source of which nothing can be used; ``reason`` goes on in other sentences."""
+    return SourceState(name, manifest.LOST, reason.removesuffix("."))
 
 
 def spans_state(own: SpanRecords) -> SourceState:

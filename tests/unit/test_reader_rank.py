@@ -97,7 +97,7 @@ def test_sources_are_merged_on_the_clock_of_the_node(paths: ArtifactPaths, tmp_p
 def test_own_spans_alone_are_complete_when_no_profiler_was_asked_for(
     paths: ArtifactPaths, tmp_path: Path
 ) -> None:
-    manifest(paths, profiler={"name": "none", "reason": "nsys is not on this node"})
+    manifest(paths, profiler={"name": "none"}, state_reason="nsys is not on this node")
     own_records(paths)
     trace = read(paths, tmp_path)
     assert (trace.rank.state, trace.rank.reason) == (
@@ -147,6 +147,18 @@ def test_the_state_of_a_rank_sums_up_its_sources(
     assert trace.rank.state == state
     assert (trace.rank.reason == "") == (state == "OK")
     assert (len(trace.spans) > 0) == (own or report == "good")
+
+
+def test_a_machine_without_nsys_is_told_where_the_report_was_made(
+    paths: ArtifactPaths, tmp_path: Path
+) -> None:
+    manifest(paths, profiler={"name": "nsys", "path": "/opt/nsys", "version": "2022.4.2.1"})
+    own_records(paths)
+    paths.nsys_report(RANK).write_text("report")
+    nsys = read(paths, tmp_path).rank.sources["nsys"]
+    assert nsys.state == "LOST"
+    assert "needs nsys, which is not on this machine" in nsys.reason
+    assert nsys.reason.endswith("It was recorded by /opt/nsys (2022.4.2.1) on node2")
 
 
 def test_ranges_in_the_report_replace_lost_records(paths: ArtifactPaths, tmp_path: Path) -> None:
