@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -121,17 +122,24 @@ def _editing(layout: Layout) -> Iterator[State]:
 
 
 @contextlib.contextmanager
-def operation_lock(layout: Layout) -> Iterator[None]:
+def operation_lock(layout: Layout, patience: float = 0.5) -> Iterator[None]:
     """Held during `up` and `down`; raises ClusterBusyError when another one holds it.
 
-    An abstract socket: the kernel frees the name with its process, and it leaves no file.
+    An abstract socket: the kernel frees the name with its process, and it leaves no file. A
+    helper that was being started when its `up` was killed holds it until its exec, hence some
+    patience (seconds).
     """
+    deadline = time.monotonic() + patience
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
-        try:
-            lock.bind(f"\0hpcprof-cluster:{layout.base}")
-        except OSError as error:
-            raise ClusterBusyError(
-                f"another `up` or `down` is at work on the cluster in {layout.base}; "
-                "wait for it, or use another folder ($HPCPROF_CLUSTER_DIR)"
-            ) from error
+        while True:
+            try:
+                lock.bind(f"\0hpcprof-cluster:{layout.base}")
+                break
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise ClusterBusyError(
+                        f"another `up` or `down` is at work on the cluster in {layout.base}; "
+                        "wait for it, or use another folder ($HPCPROF_CLUSTER_DIR)"
+                    ) from error
+            time.sleep(0.02)
         yield
