@@ -60,6 +60,7 @@ apt_install() {
     fi
     [ -z "$made_guard" ] || rm -f "$guard"
     [ "$code" -eq 0 ] || tail -n 20 "$APT_LOG" >&2
+    rm -f "$APT_LOG"
     return "$code"
 }
 APT_LOG=${TMPDIR:-/tmp}/hpcprof-apt-$(id -u).log
