@@ -5,7 +5,7 @@ The only module that reads the identity of a rank out of an environment.
 
 from __future__ import annotations
 
-import socket
+import os
 from typing import Mapping, NamedTuple
 
 from hpcprof.errors import EnvironmentLacksError
@@ -74,7 +74,7 @@ class RankEnv(NamedTuple):
             rank=rank,
             local_rank=0 if local_rank is None else local_rank,
             world_size=world_size,
-            node=environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0],
+            node=environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0],
             job_id=environ.get("SLURM_JOB_ID", ""),
             slurm_step=environ.get("SLURM_STEP_ID", ""),
         )

@@ -53,8 +53,9 @@ def result(paths: ArtifactPaths, rank: int, ending: Ending, *, on_request: bool)
         if complete and not lost:
             reason = f"raw recording, {_size(stream)} bytes, not imported yet"
             return Result(manifest.OK, reason, warnings)
+        # QdstrmImporter 2022.4 refuses such a file; it is kept for one that may not
         reason = f"raw recording, {_size(stream)} bytes, cut off before nsys could finish it"
-        return Result(manifest.PARTIAL, reason, warnings)
+        return Result(manifest.LOST, reason, warnings)
     if ending.nsys is None:
         return Result(manifest.LOST, "nsys did not end and had to be killed", warnings)
     if on_request and not lost:

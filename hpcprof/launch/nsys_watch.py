@@ -67,6 +67,9 @@ class Watch:
             if self._application is not None and self._nsys is None and not self._patient():
                 break
         self._warnings += self._running.attempt.notes()
+        # an agent whose command line was killed would stay on the node
+        leftover = set(processes.with_environment(self._running.attempt.mark))
+        processes.end(leftover - {*(self._running.started or ())}, grace_seconds=2.0)
         return Ending(self._application, self._nsys, self._stream, self._warnings)
 
     def _interval(self) -> float:
@@ -79,6 +82,8 @@ class Watch:
             self._stream = _open_stream(self._agent)
         if self._nsys is None:
             self._nsys = processes.reap(self._running.nsys_pid)
+            if self._nsys is not None and self._running.attempt.fate() is None:
+                self._warnings.append("nsys ended before the training; it went on unrecorded")
         if self._application is None:
             self._application = self._running.attempt.fate()
             if self._application is not None:

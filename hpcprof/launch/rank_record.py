@@ -81,10 +81,9 @@ def claim(
     )
     try:
         with open(descriptor, "wb") as stream:
-            # real bytes: a file system that compresses or leaves holes would keep nothing free
+            # real bytes: a file system that compresses or leaves holes would keep nothing free;
+            # without fsync, since space is taken at write (ext4, xfs, Lustre) or at close (NFS)
             stream.write(os.urandom(_RESERVE_BYTES))
-            stream.flush()
-            os.fsync(stream.fileno())
         atomic.write_json(paths.manifest(rank), content)
     except OSError:
         reserve.unlink(missing_ok=True)
