@@ -22,6 +22,7 @@ from hpcprof.analyses.run_results import JobEnd, RunResults
 from hpcprof.analyses.stragglers import stragglers
 from hpcprof.artifacts.atomic import write_json
 from hpcprof.artifacts.paths import ArtifactPaths
+from hpcprof.artifacts.run_record import launch_settings
 from hpcprof.errors import InputError
 from hpcprof.findings import find
 from hpcprof.findings.healthy import healthy
@@ -105,7 +106,7 @@ def _ingest(
     clocks = align.fit_nodes(anchors)
     warnings += [warning for clock in clocks.values() for warning in clock.warnings]
     t0_ns = align.job_start(clocks, anchors)
-    tools = readers.find_tools()
+    tools = readers.find_tools(_nsys_setting(paths))
     work = store.path / "work"
     # what an earlier collect left may be of ranks that can no longer be read
     shutil.rmtree(store.path, ignore_errors=True)
@@ -121,6 +122,15 @@ def _ingest(
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return clocks
+
+
+def _nsys_setting(paths: ArtifactPaths) -> str | None:
+    """Where the job looked for nsys, if its record names a place."""
+    try:
+        setting = launch_settings(paths.run_json)["nsys_path"]
+    except InputError:
+        return None
+    return None if setting is None else str(setting)
 
 
 def analyse(store: TraceStore, job: JobInfo, clocks: Mapping[str, align.NodeClock]) -> RunResults:

@@ -93,7 +93,7 @@ class NsysConfig(ConfigModel):
     """Nsight Systems here. ``path`` and ``importer`` None: found on PATH and beside nsys."""
 
     path: Line | None = None
-    trace: Lines = ("cuda", "nvtx", "osrt", "mpi")
+    trace: Lines = ("cuda", "nvtx", "mpi")
     extra: Lines = ()
     importer: Line | None = None
 

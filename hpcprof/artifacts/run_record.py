@@ -13,7 +13,7 @@ SCHEMA = 1
 LAUNCH_DEFAULTS: dict[str, Any] = {
     "profiler": "auto",  # auto: nsys where it is found; nsys; none
     "nsys_path": None,  # None: first on PATH
-    "nsys_trace": ["cuda", "nvtx", "osrt", "mpi"],  # those the installed nsys knows are used
+    "nsys_trace": ["cuda", "nvtx", "mpi"],  # those the installed nsys knows are used
     "nsys_extra": [],
     "profile_ranks": "all",
     "scratch": None,  # node-local folder; None: TMPDIR, else /tmp

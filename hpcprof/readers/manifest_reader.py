@@ -51,7 +51,7 @@ def read_manifest(paths: ArtifactPaths, rank: int) -> RankManifest:
     return RankManifest(
         info=info,
         job_id=str(record.get("job_id", "")),
-        profiler=str(profiler.get("name", "none")),
+        profiler="none" if profiler.get("fell_back") else str(profiler.get("name", "none")),
         profiler_note=_profiler_note(profiler, info.node),
         state_reason=str(record.get("state_reason") or ""),
         visible_devices=record.get("cuda_visible_devices"),

@@ -95,7 +95,7 @@ def test_ranks_start_under_launch_in_a_private_run_folder(stubs: Stubs, tmp_path
     assert launch_settings(run_dir / "run.json") == {
         "profiler": "auto",
         "nsys_path": "/opt/nsys",
-        "nsys_trace": ["cuda", "nvtx", "osrt", "mpi"],
+        "nsys_trace": ["cuda", "nvtx", "mpi"],
         "nsys_extra": ["--y=2", "--x=1"],
         "profile_ranks": "0",
         "scratch": None,
