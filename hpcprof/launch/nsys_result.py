@@ -14,7 +14,7 @@ from hpcprof.artifacts import manifest
 from hpcprof.artifacts.paths import ArtifactPaths
 from hpcprof.launch.nsys_watch import Ending
 
-_GENERATING_RE = re.compile(r"Generating '([^'\n]+\.qdstrm)'")
+_GENERATED_RE = re.compile(r"^Generated:\n((?:[ \t]+\S.*\n?)+)", re.MULTILINE)
 _AGENT_LOST = "Connection to the Agent lost"
 # what stays free in the run folder beside a rescued recording
 _MARGIN_BYTES = 2**20
@@ -36,12 +36,13 @@ def result(paths: ArtifactPaths, rank: int, ending: Ending, *, on_request: bool)
     """
     log = _read(paths.nsys_log(rank))
     report, stream = paths.nsys_report(rank), paths.nsys_stream(rank)
+    finished = _generated(log)
     warnings: list[str] = []
-    complete = _GENERATING_RE.search(log) is not None
     if not _size(report) and not _size(stream):
-        left = ending.stream or _stream_in_log(log)
+        # nsys leaves its file in its TMPDIR when the run folder does not take it
+        left = next((path for path in finished if _size(path)), ending.stream)
         if left is not None and _size(left):
-            problem = _move(left, stream)
+            problem = _move(left, report if left.suffix == report.suffix else stream)
             if problem:
                 warnings.append(problem)
     lost = _AGENT_LOST in log
@@ -50,7 +51,7 @@ def result(paths: ArtifactPaths, rank: int, ending: Ending, *, on_request: bool)
     if _size(report):
         return Result(manifest.OK, f"nsys report, {_size(report)} bytes", warnings)
     if _size(stream):
-        if complete and not lost:
+        if finished:
             reason = f"raw recording, {_size(stream)} bytes, not imported yet"
             return Result(manifest.OK, reason, warnings)
         # QdstrmImporter 2022.4 refuses such a file; it is kept for one that may not
@@ -90,9 +91,13 @@ def _move(source: Path, target: Path) -> str | None:
     return None
 
 
-def _stream_in_log(log: str) -> Path | None:
-    found = _GENERATING_RE.findall(log)
-    return Path(found[-1]) if found else None
+def _generated(log: str) -> list[Path]:
+    """The files that nsys says it has finished; [] when it was ended before.
+
+    "Generating" alone means nothing: at a time limit it is printed before nsys is killed.
+    """
+    found = _GENERATED_RE.search(log)
+    return [Path(line.strip()) for line in found.group(1).splitlines()] if found else []
 
 
 def _size(path: Path) -> int:

@@ -281,16 +281,28 @@ def test_an_nsys_that_never_ends_is_ended(tmp_path: Path) -> None:
     assert processes_of(tmp_path) == []
 
 
-def test_a_recording_left_in_scratch_is_brought_home(tmp_path: Path) -> None:
-    leaves = '"$@"; echo stream > $TMPDIR/nsys-report-1.qdstrm; echo "Generating \'$TMPDIR/'
-    leaves += "nsys-report-1.qdstrm'\"; exit 0"
-    start(tmp_path, leaves, ["true"])
+@pytest.mark.parametrize(
+    ("name", "says", "home", "state", "reason"),
+    [
+        ("n.nsys-rep", "Generated:", "rank.nsys-rep", "OK", "nsys report, 7 bytes"),
+        ("n.qdstrm", "Generated:", "rank.qdstrm", "OK", "not imported yet"),
+        # as at a time limit: begun, and killed before the end
+        ("n.qdstrm", "Generating", "rank.qdstrm", "LOST", "cut off before nsys could finish it"),
+    ],
+)
+def test_a_recording_left_in_scratch_is_brought_home(
+    tmp_path: Path, name: str, says: str, home: str, state: str, reason: str
+) -> None:
+    opens = f"exec 5> $TMPDIR/{name}; echo stream >&5; "
+    agent = "sh -c 'sleep 1.5; :' --start-agent & "
+    says_so = f'"$@"; echo "{says}"; echo "    $TMPDIR/{name}"; sleep 1.5; exit 0'
+    start(tmp_path, opens + agent + says_so, ["sleep", "1.2"])
     written = launching.manifest(tmp_path / "run")
 
-    assert (tmp_path / "run/ranks/00003/rank.qdstrm").read_text() == "stream\n"
-    assert written["state"] == "OK"
-    assert written["state_reason"] == "raw recording, 7 bytes, not imported yet"
-    assert list((tmp_path / f"hpcprof-{os.getuid()}").glob("*.qdstrm")) == []
+    assert (tmp_path / "run/ranks/00003" / home).read_text() == "stream\n"
+    assert written["state"] == state
+    assert reason in written["state_reason"]
+    assert list((tmp_path / f"hpcprof-{os.getuid()}").glob("n.*")) == []
 
 
 def test_a_range_that_was_never_reached_is_empty_and_not_lost(tmp_path: Path) -> None:
