@@ -25,6 +25,12 @@ SHOW = (
 )
 
 
+@pytest.fixture(autouse=True)
+def own_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed launcher leaves its state; not on this machine's /tmp."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
 def run(tmp_path: Path, command: list[str], *options: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "hpcprof", "launch", *options, "--profiler", "none"]
     env = launching.environ(tmp_path)  # inside an allocation: every rank would be Slurm's task 3
