@@ -19,7 +19,7 @@ def demo(python: Path, *, ranks: int, steps: int, output: Path) -> dict[str, Any
     when the training fails.
     """
     command = [str(python), "-m", "hpcprof", "workload", "image-cnn"]
-    command += ["--strategy", "multiworker", "--steps", str(steps), "--pin"]
+    command += ["--strategy", "multiworker", "--steps", str(steps)]
     command += ["--data-dir", str(output.absolute() / "demo-data")]
     command += ["--slow-input", f"{ranks - 1}:{DELAY_MS}"]
     run_dir, exit_code = run_local(

@@ -7,8 +7,8 @@ Method (algorithms, section 3, persistent stragglers):
 2. e = median over steps; its standard error is the larger of 1.2533 sigma / sqrt(K) and the spread
    of block medians, which does not believe that neighbouring steps are independent.
 3. late for good: e / noise > 5, and late in most blocks of steps. With five or more ranks the noise
-   includes the spread of e over the ranks; with a split, the gap must be three times the spread
-   inside the faster group.
+   includes the spread of e over the ranks; with a split, the gap between the groups must be
+   well above the spread inside the faster one.
 4. cost: Shapley share of the delay that all ranks share (blame.py), over the step time.
 
 Assumes that ranks wait for each other in every step. Says nothing about ranks that are late now
@@ -34,6 +34,9 @@ MIN_SHARE_OF_RANKS = 0.5
 FEW_RANKS = 5  # below this the median absolute deviation over ranks means nothing
 MIN_SIGNAL_TO_NOISE = 5.0
 MIN_GAP_TO_SPREAD = 3.0
+# with few ranks one that is faster than the rest (its neighbour on the same core being slow) makes
+# the faster group wide; lateness and noise are tested besides
+MIN_GAP_TO_SPREAD_OF_FEW = 1.5
 MIN_LATE_FRAC = 0.02  # of the step: below it nobody would act
 MIN_SHARE_OF_BLOCKS = 0.75
 MAD_TO_SIGMA = 1.4826  # for a normal distribution
@@ -146,9 +149,11 @@ def _split(arrival: Matrix) -> list[int]:
     cut = cuts[int(np.argmax(gaps))]
     fast, slow = order[:cut], order[cut:]
     spread = e[fast].max() - e[fast].min()
+    ratio = MIN_GAP_TO_SPREAD_OF_FEW
     if count >= FEW_RANKS:
         spread = max(spread, e[slow].max() - e[slow].min())
-    return sorted(int(i) for i in slow) if max(gaps) > MIN_GAP_TO_SPREAD * spread else []
+        ratio = MIN_GAP_TO_SPREAD
+    return sorted(int(i) for i in slow) if max(gaps) > ratio * spread else []
 
 
 def standard_error(lateness: Matrix) -> Vector:

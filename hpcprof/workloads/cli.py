@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     cnn.add_argument(
         "--pin",
         action="store_true",
-        help="bind each rank to one core, rank modulo cores: for many ranks on a small machine",
+        help="bind each rank to one core, in blocks: for more ranks than cores on one machine",
     )
     cnn.add_argument(
         "--slow-input",

@@ -49,14 +49,16 @@ def train(options: ImageCnnOptions) -> None:
             "Start the workload with the Python of an environment that holds it."
         ) from None
     tf.config.threading.set_intra_op_parallelism_threads(options.threads)
-    tf.config.threading.set_inter_op_parallelism_threads(options.threads + 1)
+    tf.config.threading.set_inter_op_parallelism_threads(options.threads)
     if options.strategy == "horovod":
         from hpcprof.workloads.horovod_loop import HorovodLoop as Loop
     else:
         from hpcprof.workloads.multiworker_loop import MultiWorkerLoop as Loop  # type: ignore[assignment]
     loop = Loop(options)
     if options.pin:
-        os.sched_setaffinity(0, {loop.rank % (os.cpu_count() or 1)})
+        # neighbours share a core, and with it a node on the test cluster: the kernel shares cores
+        # out between the nodes' cgroups, so two nodes on one core would slow each other unevenly
+        os.sched_setaffinity(0, {loop.rank * (os.cpu_count() or 1) // loop.world_size})
     _run(loop, options)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-PERIOD_US = 100_000
+PERIOD_US = 20_000
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ def _files(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("cores", "quota_us"), [(0.25, "25000"), (2.0, "200000"), (0.001, "1000"), (None, "-1")]
+    ("cores", "quota_us"), [(0.25, "5000"), (2.0, "40000"), (0.001, "1000"), (None, "-1")]
 )
 def test_quota_in_version_1(tmp_path: Path, cores: float | None, quota_us: str) -> None:
     CpuGroups(tmp_path, 1).set_quota(tmp_path, cores)
-    assert _files(tmp_path) == {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": quota_us}
+    assert _files(tmp_path) == {"cpu.cfs_period_us": "20000", "cpu.cfs_quota_us": quota_us}
 
 
-@pytest.mark.parametrize(("cores", "limit"), [(0.25, "25000 100000"), (None, "max 100000")])
+@pytest.mark.parametrize(("cores", "limit"), [(0.25, "5000 20000"), (None, "max 20000")])
 def test_quota_in_version_2(tmp_path: Path, cores: float | None, limit: str) -> None:
     CpuGroups(tmp_path, 2).set_quota(tmp_path, cores)
     assert _files(tmp_path) == {"cpu.max": limit}

@@ -50,7 +50,8 @@ def assert_enough_steps(record):
 
 def test_a_healthy_job_names_no_straggler(cluster: Cluster, python: Path, nsys: Path):
     job = training.submit(cluster, python, cluster.shared / "healthy", nsys=nsys)
-    assert job.wait() == "COMPLETED", job.output()
+    with job.own_cores():
+        assert job.wait() == "COMPLETED", job.output()
     record = job.record()
     assert_enough_steps(record)
     assert states(record) == dict.fromkeys(range(4), "OK")
@@ -66,10 +67,11 @@ def test_slow_files_of_one_node_name_its_ranks_and_input(
     cluster: Cluster, python: Path, nsys: Path, profiled: bool
 ):
     folder = cluster.shared / f"slow-files-{profiled}"
-    (folder / "data").mkdir(parents=True)
+    (folder / "data").mkdir(parents=True, exist_ok=True)
     with cluster.slow_filesystem("node1", folder / "data", mb_per_s=0.4):
         job = training.submit(cluster, python, folder, nsys=nsys if profiled else None)
-        assert job.wait() == "COMPLETED", job.output()
+        with job.own_cores():
+            assert job.wait() == "COMPLETED", job.output()
     record = job.record()
     assert_enough_steps(record)
     assert states(record) == dict.fromkeys(range(4), "OK" if profiled else "NOT_PROFILED")
@@ -88,9 +90,7 @@ def test_a_rank_at_a_quarter_of_a_core_is_named_with_compute(
     cluster: Cluster, python: Path, nsys: Path
 ):
     job = training.submit(cluster, python, cluster.shared / "slow-rank", nsys=nsys)
-    with contextlib.ExitStack() as fault:
-        job.wait_for_step(1)
-        fault.enter_context(cluster.slow_cpu(pids=[job.training_pid(1)], quota=0.25))
+    with job.own_cores({1: 0.25}):
         assert job.wait() == "COMPLETED", job.output()
     record = job.record()
     assert_enough_steps(record)
@@ -102,9 +102,10 @@ def test_a_rank_at_a_quarter_of_a_core_is_named_with_compute(
 
 def test_a_killed_rank_is_named_and_the_rest_is_used(cluster: Cluster, python: Path, nsys: Path):
     job = training.submit(cluster, python, cluster.shared / "killed", nsys=nsys)
-    job.wait_for_step(25)
-    cluster.kill_rank(job.training_pid(2))
-    assert job.wait() in ("FAILED", "CANCELLED"), job.output()
+    with job.own_cores():
+        job.wait_for_step(25)
+        cluster.kill_rank(job.training_pid(2))
+        assert job.wait() in ("FAILED", "CANCELLED"), job.output()
     record = job.record()
     (early,) = [f for f in record["findings"] if f["rule"] == "job-ended-early"]
     assert (early["ranks"], early["nodes"]) == ([2], ["node1"])
@@ -117,9 +118,10 @@ def test_the_time_limit_is_told_and_what_was_recorded_is_used(
     cluster: Cluster, python: Path, nsys: Path
 ):
     job = training.submit(cluster, python, cluster.shared / "time-limit", nsys=nsys, steps=5000)
-    job.wait_for_step(25)
-    cluster.end_in(job.job_id, 1)
-    assert job.wait() == "TIMEOUT", job.output()
+    with job.own_cores():
+        job.wait_for_step(25)
+        cluster.end_in(job.job_id, 1)
+        assert job.wait() == "TIMEOUT", job.output()
     record = job.record()
     (early,) = [f for f in record["findings"] if f["rule"] == "job-ended-early"]
     assert early["cause"] == "time limit"
@@ -137,9 +139,10 @@ def test_a_full_disk_stops_the_recording_and_not_the_training(
     folder = cluster.shared / "full-disk"
     with cluster.full_disk(folder / "runs", mb=2):
         job = training.submit(cluster, python, folder, nsys=nsys, collect=False)
-        job.wait_for_step(25)
-        fill(folder / "runs" / "filler")
-        assert job.wait() == "COMPLETED", job.output()
+        with job.own_cores():
+            job.wait_for_step(25)
+            fill(folder / "runs" / "filler")
+            assert job.wait() == "COMPLETED", job.output()
         assert cluster.sacct(job.job_id, "ExitCode", "-X") == [{"ExitCode": "0:0"}]
         record = job.collect()
     stopped = [

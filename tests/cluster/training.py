@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,18 @@ import yaml
 
 from hpcprof.artifacts import span_format
 from hpcprof.artifacts.paths import ArtifactPaths
-from tests.cluster.cluster import Cluster
+from tests.cluster.cluster import FINAL_STATES, Cluster
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RANKS = 4
 # four single-threaded ranks on two cores: a step of this size takes 250 ms and more
 WORKLOAD = ["image-cnn", "--image-size=128", "--width=24", "--batch=8", "--files=64", "--pin"]
 STEPS = 70
+# of a core, for each of four ranks: what they leave is for Slurm, nsys and the tests
+CORE_SHARE = 0.42
 JOB_TIMEOUT_S = 400
+# each question to Slurm takes a core for 20 ms: asked often, it would be a fault of its own
+ASK_SLURM_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,17 @@ class Training:
 
     def wait(self) -> str:
         """The job's final state by sacct; then waits for the collect job too."""
-        state = self.cluster.wait(self.job_id, JOB_TIMEOUT_S)
+        state = self._wait_for(self.job_id)
         if self.collect_id is not None:
-            collected = self.cluster.wait(self.collect_id, JOB_TIMEOUT_S)
+            collected = self._wait_for(self.collect_id)
             assert collected == "COMPLETED", Path(f"{self.run_dir}-collect.log").read_text()
+        return state
+
+    def _wait_for(self, job_id: int) -> str:
+        deadline = time.monotonic() + JOB_TIMEOUT_S
+        while (state := self.cluster.job_state(job_id)) not in FINAL_STATES:
+            assert time.monotonic() < deadline, f"job {job_id} is {state}:\n{self.output()}"
+            time.sleep(ASK_SLURM_S)
         return state
 
     def wait_for_step(self, step: int) -> None:
@@ -60,11 +71,30 @@ class Training:
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
         """Poll ``condition``; fails with the job's log when the job ends before."""
         deadline = time.monotonic() + JOB_TIMEOUT_S
+        next_question = 0.0
         while not condition():
-            state = self.cluster.job_state(self.job_id)
-            over = time.monotonic() > deadline or state in ("COMPLETED", "FAILED", "TIMEOUT")
-            assert not over, f"{what} was not reached ({state}):\n{self.output()}"
+            if time.monotonic() >= next_question:
+                next_question = time.monotonic() + ASK_SLURM_S
+                state = self.cluster.job_state(self.job_id)
+                over = time.monotonic() > deadline or state in FINAL_STATES
+                assert not over, f"{what} was not reached ({state}):\n{self.output()}"
             time.sleep(0.3)
+
+    @contextlib.contextmanager
+    def own_cores(self, shares: Mapping[int, float] | None = None) -> Iterator[None]:
+        """Give every rank a processor of its own, from its first steps to the end of the block.
+
+        Ranks that share a real core take it from each other: one that waits makes its neighbour
+        faster, and who is faster stays so for the whole run. With a fixed share of a core each,
+        ranks are as independent as on a real cluster. ``shares`` gives single ranks another one.
+        """
+        self.wait_for_step(1)
+        with contextlib.ExitStack() as stack:
+            for rank in range(RANKS):
+                quota = (shares or {}).get(rank, CORE_SHARE)
+                pids = [self.training_pid(rank)]
+                stack.enter_context(self.cluster.slow_cpu(pids=pids, quota=quota))
+            yield
 
     def training_pid(self, rank: int) -> int:
         """Host-side pid of the Python that trains as ``rank``."""
@@ -74,13 +104,12 @@ class Training:
             pids[:] = [
                 pid
                 for pid in self.cluster.find_rank_pids(self.job_id, rank, command="workload")
-                if os.readlink(f"/proc/{pid}/exe").endswith(("python3", "python3.11", "python"))
-                or "python" in os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+                if _argv(pid)[1:3] == ["-m", "hpcprof"] and "workload" in _argv(pid)[:4]
             ]
             return bool(pids)
 
         self.wait_until(found, f"a process of rank {rank}")
-        return pids[-1]  # the launcher is older than what it launched
+        return pids[-1]
 
     def output(self) -> str:
         """What the job printed so far."""
@@ -122,6 +151,7 @@ def submit(
     spec = {
         **{"schema": 1, "name": "cnn", "strategy": strategy, "site": "test-cluster"},
         **{"nodes": 2, "ranks_per_node": RANKS // 2, "gpus_per_node": 2, "time": "00:10:00"},
+        **{"env": {"LD_PRELOAD": str(_quiet_horovod(cluster))}},
         **{"command": command, "output_dir": str(folder / "runs"), "collect": collect},
     }
     (folder / "hpcprof.yaml").write_text(yaml.safe_dump(spec))
@@ -130,6 +160,14 @@ def submit(
         env["PATH"] = f"{nsys.parent}:{env['PATH']}"
     done = cluster.run(sys.executable, "-m", "hpcprof", "submit", folder / "hpcprof.yaml", env=env)
     return _parse(cluster, done.stdout, env)
+
+
+def _quiet_horovod(cluster: Cluster) -> Path:
+    """A library that lets waiting ranks sleep, see quiet_horovod.c."""
+    library = cluster.shared / "quiet_horovod.so"
+    source = Path(__file__).with_name("quiet_horovod.c")
+    cluster.run("cc", "-shared", "-fPIC", "-O2", "-o", library, source)
+    return library
 
 
 def _parse(cluster: Cluster, printed: str, env: dict[str, str]) -> Training:
@@ -143,6 +181,14 @@ def _parse(cluster: Cluster, printed: str, env: dict[str, str]) -> Training:
         collect_id=int(analysis.split()[1].rstrip(",")) if analysis else None,
         env=env,
     )
+
+
+def _argv(pid: int) -> list[str]:
+    """Command line of a process; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    except OSError:
+        return []
 
 
 def _size(path: Path) -> int:
