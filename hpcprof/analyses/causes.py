@@ -65,7 +65,10 @@ def cause(matrix: StepMatrix, straggler: Straggler, baseline_ranks: tuple[int, .
         excess[piece] = float(np.median(mine - theirs))
         own_ns[piece] = float(np.median(mine))
         others_ns[piece] = float(np.median(theirs))
-    names, coverage = _name(excess, straggler.late_ns)
+    # of the typical member and not of the latest, so that the pieces add up to it
+    arrival = matrix.arrival
+    late = np.median(arrival[:, own], axis=1) - np.median(arrival[:, others], axis=1)
+    names, coverage = _name(excess, float(np.median(late)))
     return Cause(
         names=names,
         phase=max(excess, key=lambda piece: excess[piece]),

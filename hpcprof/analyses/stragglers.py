@@ -6,10 +6,12 @@ Method (algorithms, section 3, persistent stragglers):
    median of the faster group, for a median over ranks fails when half of them are slow.
 2. e = median over steps; its standard error is the larger of 1.2533 sigma / sqrt(K) and the spread
    of block medians, which does not believe that neighbouring steps are independent.
-3. late for good: e / noise > 5, and late in most blocks of steps. With five or more ranks the noise
+3. a node is judged like a rank, with the arrival of its latest rank: ranks of a slow node are often
+   late in turn. It is named when each of its ranks is late; then its ranks are left out below.
+4. late for good: e / noise > 5, and late in most blocks of steps. With five or more ranks the noise
    includes the spread of e over the ranks; with a split, the gap between the groups must be
    well above the spread inside the faster one.
-4. cost: Shapley share of the delay that all ranks share (blame.py), over the step time.
+5. cost: Shapley share of the delay that all ranks share (blame.py), over the step time.
 
 Assumes that ranks wait for each other in every step. Says nothing about ranks that are late now
 and then (episodic): the delay they cause is not counted to anybody here.
@@ -89,21 +91,22 @@ def stragglers(matrix: StepMatrix, node_of: Mapping[int, str]) -> Stragglers:
     reason = _why_not(matrix)
     if reason:
         return Stragglers("insufficient", reason, (), (), {}, float("nan"), len(matrix.steps))
-    arrival = matrix.arrival
-    slow, lateness = _slow_ranks(arrival, matrix.median_step_ns)
-    fast = [i for i in range(len(matrix.ranks)) if i not in slow]
+    arrival, step_ns = matrix.arrival, matrix.median_step_ns
+    bundles = _late_nodes(matrix, node_of)
+    rest = [i for i in range(len(matrix.ranks)) if all(i not in node for node in bundles)]
+    slow = [rest[i] for i in _slow_columns(arrival[:, rest], step_ns)]
+    fast = [i for i in rest if i not in slow]
+    lateness = arrival - np.median(arrival[:, fast], axis=1, keepdims=True)
+    scopes = [(NODE, members) for members in bundles] + _scopes(slow, len(matrix.ranks))
+    found = [_describe(matrix, lateness, members, scope, node_of) for scope, members in scopes]
     e = np.median(lateness, axis=0)
-    found = [
-        _describe(matrix, lateness, members, scope, node_of)
-        for scope, members in _scopes(slow, matrix.ranks, node_of)
-    ]
     return Stragglers(
         status="ok",
         reason="",
         found=tuple(sorted(found, key=lambda s: -s.impact_frac)),
         baseline_ranks=tuple(matrix.ranks[i] for i in fast),
         lateness_ns={rank: float(e[i]) for i, rank in enumerate(matrix.ranks)},
-        spread_frac=float(np.max(np.abs(e[fast])) / matrix.median_step_ns),
+        spread_frac=float(np.max(np.abs(e[fast])) / step_ns),
         steps_used=len(matrix.steps),
     )
 
@@ -118,19 +121,38 @@ def _why_not(matrix: StepMatrix) -> str:
     return ""
 
 
-def _slow_ranks(arrival: Matrix, step_ns: float) -> tuple[list[int], Matrix]:
-    """Column numbers of the slow ranks, and the lateness of all against the right baseline."""
+def _late_nodes(matrix: StepMatrix, node_of: Mapping[int, str]) -> list[list[int]]:
+    """Columns of the ranks of each node that is late as a whole; nodes of one rank are left out."""
+    arrival, step_ns = matrix.arrival, matrix.median_step_ns
+    columns: dict[str, list[int]] = {}
+    for i, rank in enumerate(matrix.ranks):
+        columns.setdefault(node_of[rank], []).append(i)
+    members = list(columns.values())
+    if len(members) < 2 or len(members) == len(matrix.ranks):
+        return []
+    latest = np.column_stack([arrival[:, node].max(axis=1) for node in members])
+    slow = _slow_columns(latest, step_ns)
+    others = [i for number, node in enumerate(members) if number not in slow for i in node]
+    e = np.median(arrival - np.median(arrival[:, others], axis=1, keepdims=True), axis=0)
+    candidates = [members[number] for number in slow if len(members[number]) > 1]
+    return [node for node in candidates if (e[node] >= MIN_LATE_FRAC * step_ns).all()]
+
+
+def _slow_columns(arrival: Matrix, step_ns: float) -> list[int]:
+    """Numbers of the columns (ranks or nodes) that are late for good."""
     count = arrival.shape[1]
+    if count < 2:
+        return []
     split = _split(arrival)
-    lateness = arrival - np.median(arrival, axis=1, keepdims=True)
     if count >= FEW_RANKS and not split:
+        lateness = arrival - np.median(arrival, axis=1, keepdims=True)
         e = np.median(lateness, axis=0)
         across_ranks = MAD_TO_SIGMA * np.median(np.abs(e - np.median(e)))
         noise = np.hypot(across_ranks, standard_error(lateness))
-        return _persistent(lateness, noise, step_ns, range(count)), lateness
+        return _persistent(lateness, noise, step_ns, range(count))
     fast = [i for i in range(count) if i not in split]
     lateness = arrival - np.median(arrival[:, fast], axis=1, keepdims=True)
-    return _persistent(lateness, standard_error(lateness), step_ns, split), lateness
+    return _persistent(lateness, standard_error(lateness), step_ns, split)
 
 
 def _split(arrival: Matrix) -> list[int]:
@@ -181,23 +203,13 @@ def _persistent(
     ]
 
 
-def _scopes(
-    slow: list[int], ranks: tuple[int, ...], node_of: Mapping[int, str]
-) -> list[tuple[str, list[int]]]:
-    """Bundle slow ranks: whole nodes become one straggler, so that a bad node is one finding."""
-    if len(ranks) == 2:
+def _scopes(slow: list[int], rank_count: int) -> list[tuple[str, list[int]]]:
+    """Slow ranks that belong to no slow node: one by one, or together when they are many."""
+    if rank_count == 2:
         return [(PAIR, slow)] if slow else []
-    bundles: list[tuple[str, list[int]]] = []
-    rest = list(slow)
-    all_nodes = {node_of[rank] for rank in ranks}
-    for node in sorted({node_of[ranks[i]] for i in slow}):
-        members = [i for i, rank in enumerate(ranks) if node_of[rank] == node]
-        if len(members) > 1 and len(all_nodes) > 1 and set(members) <= set(slow):
-            bundles.append((NODE, members))
-            rest = [i for i in rest if i not in members]
-    if len(rest) > 1 and 3 * len(slow) >= len(ranks):
-        return [*bundles, (GROUP, rest)]
-    return [*bundles, *((RANK, [i]) for i in rest)]
+    if len(slow) > 1 and 3 * len(slow) >= rank_count:
+        return [(GROUP, slow)]
+    return [(RANK, [i]) for i in slow]
 
 
 def _describe(

@@ -131,7 +131,7 @@ def recording_incomplete(results: RunResults) -> Iterator[Finding]:
             status=NOT_COLLECTED,
             ranks=tuple(affected),
             message=f"{what}: {reason}" if reason else what,
-            advice="the other sources of these ranks are used",
+            advice="the other sources of these ranks are used" if name else "",
         )
 
 

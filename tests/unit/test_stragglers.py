@@ -47,6 +47,26 @@ def test_a_whole_slow_node_is_one_straggler():
     assert cause(matrix, found, verdict.baseline_ranks).names == ("input",)
 
 
+def test_a_node_whose_ranks_are_late_in_turn_is_named_as_a_node():
+    # two ranks that share a slow disk: now this one waits, now that one
+    runs = frames(4)
+    turn = np.random.default_rng(3).random(60) < 0.5
+    for rank, late in ((2, turn), (3, ~turn)):
+        extra = np.where(late, 120_000_000, 15_000_000)
+        runs[rank]["input_ns"] += extra
+        runs[rank]["arrival_ns"] += extra
+    nodes = {0: "node0", 1: "node0", 2: "node1", 3: "node1"}
+    verdict = s.stragglers(across_ranks(runs, 4), nodes)
+    (found,) = verdict.found
+    assert (found.scope, found.ranks) == (s.NODE, (2, 3))
+    assert found.late_ns == pytest.approx(120e6, rel=0.05)
+
+
+def test_one_slow_rank_does_not_accuse_its_node():
+    _, verdict = _verdict(8, extra_ms={(3, "backward"): 80.0})
+    assert [(f.scope, f.ranks) for f in verdict.found] == [(s.RANK, (3,))]
+
+
 def test_two_equal_stragglers_among_eight_are_both_found():
     _, verdict = _verdict(8, per_node=8, extra_ms={(1, "forward"): 30.0, (6, "forward"): 30.0})
     assert sorted(f.ranks for f in verdict.found) == [(1,), (6,)]
