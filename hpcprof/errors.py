@@ -1,9 +1,9 @@
 """The errors a user can meet. One sentence each: what, which file or rank, likely cause, next step.
 
-    HpcprofError                 anything hpcprof raises on purpose
-    ├── UsageError               the request makes no sense                       exit code 2
-    ├── InputError               a file or folder is missing or unreadable        exit code 3
-    └── EnvironmentLacksError    a program or package is not there                exit code 4
+HpcprofError                 anything hpcprof raises on purpose
+├── UsageError               the request makes no sense                       exit code 2
+├── InputError               a file or folder is missing or unreadable        exit code 3
+└── EnvironmentLacksError    a program or package is not there                exit code 4
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def job_ended_early(results: RunResults) -> Iterator[Finding]:
 def _first_victim(killed: list[RankInfo]) -> RankInfo:
     """The rank that failed by itself: SIGKILL or an error rather than the SIGTERM that follows."""
     own_fault = [i for i in killed if i.exit_code not in (128 + signal.SIGTERM, -signal.SIGTERM)]
-    return min(own_fault or killed, key=lambda i: i.ended.monotonic_ns if i.ended else 0)
+    return min(own_fault or killed, key=lambda i: i.ended.realtime_ns if i.ended else 0)
 
 
 def _killed(results: RunResults, info: RankInfo) -> Finding:

@@ -49,7 +49,7 @@ def run(scene: Scene, scratch: Path, state: Path, environ: Mapping[str, str]) ->
     )
     if running.started is not None:
         record.application_pid = running.started.application_pid or None
-    ending = Watch(running, scene.inbox).until_end()
+    ending = Watch(running, scene.inbox, record.application_ended).until_end()
     record.warnings += ending.warnings
     record.profiler["returncode"] = ending.nsys.code if ending.nsys else None
     on_request = nsys.has_capture_range(scene.settings["nsys_extra"])

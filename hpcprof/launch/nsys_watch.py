@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 from hpcprof.launch import processes
 from hpcprof.launch.nsys_start import Running
@@ -41,8 +41,12 @@ class Ending(NamedTuple):
 class Watch:
     """The time from the application's start to the end of nsys."""
 
-    def __init__(self, running: Running, inbox: SignalInbox) -> None:
+    def __init__(
+        self, running: Running, inbox: SignalInbox, on_application_end: Callable[[Fate], None]
+    ) -> None:
+        """``on_application_end`` is told once, while nsys may still be writing its report."""
         self._running = running
+        self._on_application_end = on_application_end
         self._inbox = inbox
         self._application: Fate | None = None
         self._nsys: Fate | None = None
@@ -88,6 +92,7 @@ class Watch:
             self._application = self._running.attempt.fate()
             if self._application is not None:
                 self._busy_at = time.monotonic()
+                self._on_application_end(self._application)
         if self._application is None and self._nsys is not None:
             self._application = self._fate_without_shim()
 

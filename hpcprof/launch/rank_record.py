@@ -5,6 +5,7 @@ The disk may fill up in between, so space for the final manifest is kept from th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import Any, Mapping
@@ -37,10 +38,20 @@ class RankRecord:
         self.application_pid: int | None = None
         self._content = content
 
+    def application_ended(self, fate: Fate) -> None:
+        """Write down how the application ended, while its profiler is still at work.
+
+        Slurm may kill us before the report is written: the death of a rank ends the whole step.
+        """
+        self._content.update(ended=_now(), exit_code=fate.code, pid=self.application_pid)
+        with contextlib.suppress(OSError):  # complete() has space reserved, and tries again
+            atomic.write_json(self.paths.manifest(self.identity.rank), self._content)
+
     def complete(self, fate: Fate) -> None:
         """Write the final manifest. Raises OSError when even the reserve did not suffice."""
+        if self._content["ended"] is None:
+            self._content.update(ended=_now())
         self._content.update(
-            ended=_now(),
             exit_code=fate.code,
             pid=self.application_pid,
             state=self.state,

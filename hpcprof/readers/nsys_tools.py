@@ -114,8 +114,8 @@ def _find_importer(nsys: Path, environ: Mapping[str, str]) -> Path | None:
 def _explain(name: str, source: Path, output: str) -> str:
     if "incomplete or invalid" in output:
         return (
-            f"{source} is incomplete: the rank was killed while recording (time limit or SIGKILL). "
-            "Nothing in it can be recovered; let the job stop nsys before the limit."
+            f"{source.name} is incomplete: killed while recording (time limit or SIGKILL); "
+            "nothing in it can be recovered"
         )
     lines = [line.strip() for line in output.replace("\r", "\n").splitlines() if line.strip()]
     # progress bars are of no use in a message

@@ -105,7 +105,7 @@ def test_a_killed_rank_is_named_and_the_rest_is_used(cluster: Cluster, python: P
     with job.own_cores():
         job.wait_for_step(25)
         cluster.kill_rank(job.training_pid(2))
-        assert job.wait() in ("FAILED", "CANCELLED"), job.output()
+        job.wait()  # to Slurm such a job may even be COMPLETED: srun gives up waiting with code 0
     record = job.record()
     (early,) = [f for f in record["findings"] if f["rule"] == "job-ended-early"]
     assert (early["ranks"], early["nodes"]) == ([2], ["node1"])
