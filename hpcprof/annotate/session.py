@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
 from pathlib import Path
 from types import TracebackType
@@ -155,6 +156,7 @@ def _range_name(name: str, flags: int) -> str:
 
 _session: _Session | None = None
 _decided = False
+_opening = threading.Lock()
 
 
 def leave_note(text: str) -> None:
@@ -172,12 +174,13 @@ def leave_note(text: str) -> None:
 def _current() -> _Session | None:
     """The session, opened at the first call; None when the launcher did not ask for one."""
     global _session, _decided
-    if not _decided:
-        _decided = True
-        _session = _open_session()
-        if _session is not None:
-            atexit.register(close)
-            os.register_at_fork(after_in_child=_forget)
+    with _opening:  # data-loading threads may call at the same time, and must not find it half open
+        if not _decided:
+            _session = _open_session()
+            if _session is not None:
+                atexit.register(close)
+                os.register_at_fork(after_in_child=_forget)
+            _decided = True
     return _session
 
 
@@ -197,8 +200,9 @@ def _open_session() -> _Session | None:
 
 
 def _forget() -> None:
-    """In a forked child: the file belongs to the parent."""
-    global _session
+    """In a forked child: the file belongs to the parent, and a lock may be held by its threads."""
+    global _session, _opening
+    _opening = threading.Lock()
     if _session is not None:
         _session.recorder.abandon()
         _session = None
@@ -206,7 +210,7 @@ def _forget() -> None:
 
 def is_active() -> bool:
     """Whether calls record anything in this process."""
-    return _current() is not None
+    return (_session if _decided else _current()) is not None
 
 
 def step(number: int | None = None) -> ContextManager[object]:
@@ -239,7 +243,7 @@ def record_phase(name: str, start_ns: int, end_ns: int, nbytes: int = 0) -> None
 
     Times are ``time.monotonic_ns()`` of this node; an end before its start is not recorded.
     """
-    session = _current()
+    session = _session if _decided else _current()
     if session is not None and end_ns >= start_ns:
         number = session.step_of_span()
         session.recorder.add(start_ns, end_ns, name, number, span_format.KIND_PHASE, nbytes)
@@ -267,7 +271,7 @@ def _timed(iterator: Iterator[T]) -> Iterator[T]:
 
 def beacon() -> None:
     """Record one clock beacon now (done by itself at start, at the end and every 10 s)."""
-    session = _current()
+    session = _session if _decided else _current()
     if session is not None:
         session.beacon()
 

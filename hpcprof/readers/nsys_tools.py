@@ -114,7 +114,7 @@ def _find_importer(nsys: Path, environ: Mapping[str, str]) -> Path | None:
 def _explain(name: str, source: Path, output: str) -> str:
     if "incomplete or invalid" in output:
         return (
-            f"{source.name} is incomplete: killed while recording (time limit or SIGKILL); "
+            f"{source} is incomplete: killed while recording (time limit or SIGKILL); "
             "nothing in it can be recovered"
         )
     lines = [line.strip() for line in output.replace("\r", "\n").splitlines() if line.strip()]
