@@ -63,7 +63,7 @@ def _older_export(recording: Path) -> Path:
     if not export.is_file():
         raise EnvironmentLacksError(
             f"{recording} needs nsys, which is not on this machine. Run collect where the "
-            "job ran or on a login node with nsys loaded, or name it with the setting nsys_path"
+            "job ran or on a login node with nsys loaded, or name it with the setting nsys_path."
         )
     if export.stat().st_mtime < recording.stat().st_mtime:
         raise InputError(

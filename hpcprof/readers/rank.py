@@ -110,9 +110,10 @@ def _read_nsys(
         with exported(recording, rank, workdir, tools) as database:
             export = read_export(database, pid, record.visible_devices)
     except EnvironmentLacksError as error:
-        return empty_spans(), lost("nsys", f"{error} It was recorded by {record.profiler_note}")
+        text = f"{error} It was recorded by {record.profiler_note}"
+        return empty_spans(), lost("nsys", _without_folder(text, paths, rank))
     except InputError as error:
-        return empty_spans(), lost("nsys", str(error))
+        return empty_spans(), lost("nsys", _without_folder(str(error), paths, rank))
     if not len(export.spans) and not len(export.own):
         reason = f"the report holds no event of the training: {recording}"
         state = SourceState("nsys", manifest.EMPTY, reason, warnings=export.warnings)
@@ -122,6 +123,11 @@ def _read_nsys(
         reason = "nothing ties the report's times to the node's clock (no beacon, no UTC start)"
         return empty_spans(), lost("nsys", reason)
     return _placed(export, placement, own)
+
+
+def _without_folder(text: str, paths: ArtifactPaths, rank: int) -> str:
+    """The reason without the rank's folder: then it is the same for all ranks, and told once."""
+    return text.replace(f"{paths.rank_folder(rank)}/", "")
 
 
 def _placed(

@@ -126,7 +126,7 @@ def _remark(finding: dict[str, Any]) -> tuple[str, str]:
     if finding["evidence"]:
         text += f" ({'; '.join(finding['evidence'])})"
     if finding["advice"]:
-        text += f". {finding['advice'][0].upper()}{finding['advice'][1:]}"
+        text = f"{text.rstrip('.')}. {finding['advice'][0].upper()}{finding['advice'][1:]}"
     return label.get(finding["status"], "not resolvable"), text
 
 

@@ -135,7 +135,7 @@ def test_without_nsys_a_newer_export_is_believed_and_an_older_one_not(
         ("echo 'Qdstrm file is incomplete or invalid'; exit 1", "killed while recording"),
         ("printf '50%%\\rfailed: bad magic\\n'; exit 1", "failed: bad magic. A report needs"),
         ("exit 0", "it said nothing"),
-        ("echo half > out; exit 3", "could not read"),
+        (f"{EXPORT.strip()}; exit 3", "could not read"),
     ],
 )
 def test_failures_of_nsys_are_told_in_words(
