@@ -68,8 +68,10 @@ def test_slow_files_of_one_node_name_its_ranks_and_input(
 ):
     folder = cluster.shared / f"slow-files-{profiled}"
     (folder / "data").mkdir(parents=True, exist_ok=True)
-    with cluster.slow_filesystem("node1", folder / "data", mb_per_s=0.4):
-        job = training.submit(cluster, python, folder, nsys=nsys if profiled else None)
+    # a step reads 160 kB per rank. The ranks share the rate, and the one whose reads come first
+    # would not be late at all if its half of them fitted into the time it computes
+    with cluster.slow_filesystem("node1", folder / "data", mb_per_s=0.2):
+        job = training.submit(cluster, python, folder, nsys=nsys if profiled else None, steps=64)
         with job.own_cores():
             assert job.wait() == "COMPLETED", job.output()
     record = job.record()
@@ -152,6 +154,21 @@ def test_a_full_disk_stops_the_recording_and_not_the_training(
     assert record["run"]["steps_used"] >= 20
     assert [f for f in judged(record) if f["rule"] == "rank-arrives-late"] == []
     assert not ArtifactPaths(job.run_dir).findings.exists()
+
+
+def test_a_multiworker_job_runs_and_is_recorded(cluster: Cluster, python: Path, nsys: Path):
+    folder = cluster.shared / "multiworker"
+    job = training.submit(cluster, python, folder, nsys=nsys, steps=15, strategy="multiworker")
+    assert job.wait() == "COMPLETED", job.output()
+    record = job.record()
+    assert (record["run"]["strategy"], record["run"]["nodes"]) == (
+        "multiworker",
+        ["node0", "node1"],
+    )
+    assert states(record) == dict.fromkeys(range(4), "OK")
+    # the first of 15 steps has no collective before it
+    assert record["run"]["steps_used"] + record["run"]["warm_up_steps"] == 14
+    assert record["quality"]["collectives"] == "marked"  # stamped inside the graph
 
 
 def fill(path: Path) -> None:
