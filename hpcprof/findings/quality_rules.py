@@ -73,6 +73,11 @@ def job_ended_early(results: RunResults) -> Iterator[Finding]:
         )
 
 
+# as shells, srun and launch use them
+_SHELL_CODES = {126: " (the command cannot be executed)", 127: " (the command was not found)"}
+_MEMORY_ADVICE = ", at the memory limit of the job (sacct -o MaxRSS) and at the node's memory"
+
+
 def _first_victim(killed: list[RankInfo]) -> RankInfo:
     """The rank that failed by itself: SIGKILL or an error rather than the SIGTERM that follows."""
     own_fault = [i for i in killed if i.exit_code not in (128 + signal.SIGTERM, -signal.SIGTERM)]
@@ -89,6 +94,7 @@ def _killed(results: RunResults, info: RankInfo) -> Finding:
             how = f"was ended by signal {number}"
     else:
         how = f"failed with exit code {code}"
+        how += _SHELL_CODES.get(code, "")
     return Finding(
         rule="job-ended-early",
         level=WARN,
@@ -96,8 +102,8 @@ def _killed(results: RunResults, info: RankInfo) -> Finding:
         ranks=(info.rank,),
         nodes=(info.node,),
         message=f"rank {info.rank} (node {info.node}) {how}{_reached(results)}",
-        advice="look at the job's output of this rank; for SIGKILL at the memory limit of the job "
-        "(sacct -o MaxRSS) and of the node",
+        advice="look at the job's output of this rank"
+        + (_MEMORY_ADVICE if number == signal.SIGKILL else ""),
     )
 
 

@@ -89,11 +89,13 @@ def _ended(run, rank, exit_code, ended=True):
         (137, "rank 2 (node node1) was ended by SIGKILL after step 60"),
         (-9, "rank 2 (node node1) was ended by SIGKILL after step 60"),
         (7, "rank 2 (node node1) failed with exit code 7 after step 60"),
+        (127, "rank 2 (node node1) failed with exit code 127 (the command was not found)"),
     ],
 )
 def test_a_killed_or_failed_rank_is_named(exit_code, message):
     run = _ended(results(), 2, exit_code)
-    assert [f.message for f in find(run) if f.rule == "job-ended-early"] == [message]
+    (early,) = [f for f in find(run) if f.rule == "job-ended-early"]
+    assert early.message.startswith(message)
 
 
 def test_the_rank_that_failed_is_named_and_not_those_slurm_ended_after_it():
