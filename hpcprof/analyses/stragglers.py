@@ -53,7 +53,8 @@ class Straggler:
 
     ``scope``: ``rank``; ``node`` when it is all ranks of one node and other nodes exist; ``group``
     for the slower of two groups; ``pair`` when there are two ranks in all, and "slower than the
-    other" is all that can be said. ``late_ns`` is the lateness of the latest member.
+    other" is all that can be said. ``late_ns`` is the lateness of the latest member; for a node or
+    group against the latest of another node or of the other group.
     Fractions are of the step time; intervals are 95 %.
     """
 
@@ -98,7 +99,9 @@ def stragglers(matrix: StepMatrix, node_of: Mapping[int, str]) -> Stragglers:
     fast = [i for i in rest if i not in slow]
     lateness = arrival - np.median(arrival[:, fast], axis=1, keepdims=True)
     scopes = [(NODE, members) for members in bundles] + _scopes(slow, len(matrix.ranks))
-    found = [_describe(matrix, lateness, members, scope, node_of) for scope, members in scopes]
+    found = [
+        _describe(matrix, lateness, scope, members, fast, node_of) for scope, members in scopes
+    ]
     e = np.median(lateness, axis=0)
     return Stragglers(
         status="ok",
@@ -215,13 +218,19 @@ def _scopes(slow: list[int], rank_count: int) -> list[tuple[str, list[int]]]:
 def _describe(
     matrix: StepMatrix,
     lateness: Matrix,
-    members: list[int],
     scope: str,
+    members: list[int],
+    fast: list[int],
     node_of: Mapping[int, str],
 ) -> Straggler:
     step_ns = np.median(matrix.step_time, axis=1)
-    # the others wait for the latest member
+    # the others wait for the latest member. The latest of several is later than their typical one
+    # in a healthy run too, so it is compared with the latest of as many others
     late = lateness[:, members].max(axis=1)
+    if scope == GROUP:
+        late = late - lateness[:, fast].max(axis=1)
+    elif scope == NODE:
+        late = late - _latest_of_a_node(lateness, fast, [node_of[rank] for rank in matrix.ranks])
     cost = blame(lateness)[:, members].sum(axis=1)
     draws = block_draws(len(step_ns))
     late_draws = np.median(late[draws], axis=1) / np.median(step_ns[draws], axis=1)
@@ -238,6 +247,15 @@ def _describe(
         impact_frac=float(cost.sum() / step_ns.sum()),
         impact_frac_ci=_interval(impact_draws),
     )
+
+
+def _latest_of_a_node(lateness: Matrix, columns: list[int], node_of_column: list[str]) -> Vector:
+    """Per step the lateness of the latest rank of a node, for the median of the nodes given."""
+    nodes = sorted({node_of_column[i] for i in columns})
+    latest = [
+        lateness[:, [i for i in columns if node_of_column[i] == node]].max(axis=1) for node in nodes
+    ]
+    return np.asarray(np.median(np.column_stack(latest), axis=1))
 
 
 def _interval(draws: Vector) -> tuple[float, float]:

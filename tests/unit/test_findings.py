@@ -38,7 +38,7 @@ def test_a_slow_node_is_one_finding_with_cause_cost_and_advice():
     assert summary([first]) == [("rank-arrives-late", "critical", "ok", (2, 3), "input")]
     assert [f.rule for f in others] == ["not-collected"]
     assert first.message == (
-        "node node1 is late in input: its 2 ranks reach the allreduce 80.9 ms late "
+        "node node1 is late in input: its 2 ranks reach the allreduce 80.4 ms late "
         "in 100 % of steps"
     )
     assert first.impact_frac == pytest.approx(80 / 282, abs=0.01)

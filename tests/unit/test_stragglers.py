@@ -62,6 +62,18 @@ def test_a_node_whose_ranks_are_late_in_turn_is_named_as_a_node():
     assert found.late_ns == pytest.approx(120e6, rel=0.05)
 
 
+def test_the_size_of_a_late_node_does_not_grow_with_the_noise_of_its_ranks():
+    # 4 % slower node, single steps scatter by 8 %: the latest of two is another 4 % late
+    extra = {(rank, "backward"): 8.0 for rank in (2, 3)}
+    late = [
+        found.late_frac
+        for seed in range(20)
+        for found in _verdict(4, extra_ms=extra, noise=0.1, seed=seed, steps=200)[1].found
+        if found.scope == s.NODE
+    ]
+    assert late and np.median(late) == pytest.approx(0.04, abs=0.01)
+
+
 def test_one_slow_rank_does_not_accuse_its_node():
     _, verdict = _verdict(8, extra_ms={(3, "backward"): 80.0})
     assert [(f.scope, f.ranks) for f in verdict.found] == [(s.RANK, (3,))]
