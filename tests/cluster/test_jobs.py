@@ -44,8 +44,16 @@ def states(record):
 
 
 def assert_enough_steps(record):
-    assert record["run"]["steps_used"] >= 55
+    # how many count as warm-up depends on the noise of the first ones
+    assert record["run"]["steps_used"] + record["run"]["warm_up_steps"] >= 60
+    assert record["run"]["steps_used"] >= 40
     assert record["run"]["step_ns"] >= 250e6
+
+
+def assert_stragglers_assessed(record):
+    """What was recorded sufficed for a verdict on every rank."""
+    assert "stragglers-not-assessed" not in [f["rule"] for f in record["findings"]]
+    assert record["quality"]["left_out"] == []
 
 
 def test_a_healthy_job_names_no_straggler(cluster: Cluster, python: Path, nsys: Path):
@@ -56,7 +64,7 @@ def test_a_healthy_job_names_no_straggler(cluster: Cluster, python: Path, nsys: 
     assert_enough_steps(record)
     assert states(record) == dict.fromkeys(range(4), "OK")
     assert judged(record) == []
-    assert "stragglers-not-assessed" not in [f["rule"] for f in record["findings"]]
+    assert_stragglers_assessed(record)
     assert record["quality"]["collectives"] == "profiler"  # Horovod's own ranges, with bytes
     assert record["run"]["payload_bytes"] == 4 * sum((3 * 9 * 24, 9 * 24 * 48, 9 * 48 * 96, 245760))
     assert {clock["status"] for clock in record["clocks"].values()} == {"utc-only"}
@@ -112,8 +120,8 @@ def test_a_killed_rank_is_named_and_the_rest_is_used(cluster: Cluster, python: P
     (early,) = [f for f in record["findings"] if f["rule"] == "job-ended-early"]
     assert (early["ranks"], early["nodes"]) == ([2], ["node1"])
     assert "was ended by SIGKILL after step" in early["message"]
-    assert record["run"]["steps_used"] >= 20
-    assert [f for f in judged(record) if f["rule"] == "rank-arrives-late"] == []
+    assert record["run"]["steps_used"] >= 10
+    assert_stragglers_assessed(record)
 
 
 def test_the_time_limit_is_told_and_what_was_recorded_is_used(
@@ -127,12 +135,12 @@ def test_the_time_limit_is_told_and_what_was_recorded_is_used(
     record = job.record()
     (early,) = [f for f in record["findings"] if f["rule"] == "job-ended-early"]
     assert early["cause"] == "time limit"
-    assert record["run"]["steps_used"] >= 20
+    assert record["run"]["steps_used"] >= 10
     lost = [f for f in record["findings"] if f["rule"] == "recording-incomplete"]
     # the time limit ends nsys's own agents: the reports are lost, our spans are not
     assert set(states(record).values()) <= {"PARTIAL", "OK"}
     assert lost or set(states(record).values()) == {"OK"}
-    assert [f for f in judged(record) if f["rule"] == "rank-arrives-late"] == []
+    assert_stragglers_assessed(record)
 
 
 def test_a_full_disk_stops_the_recording_and_not_the_training(
@@ -151,8 +159,8 @@ def test_a_full_disk_stops_the_recording_and_not_the_training(
         f["message"] for f in record["findings"] if "recording of spans stopped" in f["message"]
     ]
     assert any("No space left on device" in message for message in stopped), record["findings"]
-    assert record["run"]["steps_used"] >= 20
-    assert [f for f in judged(record) if f["rule"] == "rank-arrives-late"] == []
+    assert record["run"]["steps_used"] >= 10
+    assert_stragglers_assessed(record)
     assert not ArtifactPaths(job.run_dir).findings.exists()
 
 
