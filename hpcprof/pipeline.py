@@ -29,7 +29,7 @@ from hpcprof.findings.healthy import healthy
 from hpcprof.readers.slurm_accounting import job_record
 from hpcprof.reports.findings_record import findings_record
 from hpcprof.trace import columns as c
-from hpcprof.trace.model import JobInfo, RankInfo
+from hpcprof.trace.model import JobInfo
 from hpcprof.trace.store import TraceStore
 
 
@@ -136,12 +136,14 @@ def _nsys_setting(paths: ArtifactPaths) -> str | None:
 def analyse(store: TraceStore, job: JobInfo, clocks: Mapping[str, align.NodeClock]) -> RunResults:
     """Everything that is computed about a run, from its store."""
     infos = tuple(store.rank_info(rank) for rank in store.ranks())
-    form = _collective_form(store, infos)
-    frames = {
-        info.rank: arrivals.per_rank(store.read_spans(info.rank, arrivals.COLUMNS_READ), form)
+    spans = {
+        info.rank: store.read_spans(info.rank, arrivals.COLUMNS_READ, arrivals.KINDS_READ)
         for info in infos
-        if form != arrivals.NONE
     }
+    form = _collective_form(spans)
+    frames = {}
+    if form != arrivals.NONE:
+        frames = {rank: arrivals.per_rank(table, form) for rank, table in spans.items()}
     matrix = step_matrix.across_ranks(frames, job.world_size)
     node_of = {info.rank: info.node for info in infos}
     verdict = stragglers(matrix, node_of)
@@ -161,15 +163,11 @@ def analyse(store: TraceStore, job: JobInfo, clocks: Mapping[str, align.NodeCloc
     )
 
 
-def _collective_form(store: TraceStore, infos: tuple[RankInfo, ...]) -> str:
+def _collective_form(spans: Mapping[int, pd.DataFrame]) -> str:
     """The finest form that every rank with any collective has: mixing two would accuse somebody."""
-    forms = [
-        arrivals.collective_forms(store.read_spans(info.rank, arrivals.COLUMNS_READ))
-        for info in infos
-    ]
-    present = [each for each in forms if each]
+    present = [forms for table in spans.values() if (forms := arrivals.collective_forms(table))]
     for form in (arrivals.PROFILER, arrivals.MARKED):
-        if present and all(form in each for each in present):
+        if present and all(form in forms for forms in present):
             return form
     return arrivals.NONE
 

@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import ContextManager, Iterable, Iterator, TypeVar
 
 from hpcprof.annotate.nvtx_ranges import NvtxDomain, open_domain
@@ -99,12 +98,7 @@ class _Step:
             session.domain.push(f"{span_format.NVTX_STEP_PREFIX}{self._number}")
         self._start = _now()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, value: object, trace: object) -> None:
         end = _now()
         if self._session.domain is not None:
             self._session.domain.pop()
@@ -129,12 +123,7 @@ class _Span:
         self._start = _now()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, value: object, trace: object) -> None:
         end = _now()
         session = self._session
         if session.domain is not None:
