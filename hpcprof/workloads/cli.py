@@ -51,6 +51,12 @@ def _parser() -> argparse.ArgumentParser:
     cnn.add_argument("--data-dir", type=Path, default=Path("hpcprof-data"))
     cnn.add_argument("--threads", type=int, default=1, help="TensorFlow threads per rank (1)")
     cnn.add_argument(
+        "--prefetch",
+        type=int,
+        default=1,
+        help="batches read ahead (1); with 0 each step waits for its files",
+    )
+    cnn.add_argument(
         "--pin",
         action="store_true",
         help="bind each rank to one core, in blocks: for more ranks than cores on one machine",

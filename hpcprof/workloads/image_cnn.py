@@ -31,6 +31,7 @@ class ImageCnnOptions(NamedTuple):
     files: int
     data_dir: Path
     threads: int
+    prefetch: int
     pin: bool
     slow_input: tuple[int, int] | None
 
@@ -39,6 +40,8 @@ def train(options: ImageCnnOptions) -> None:
     """Train ``options.steps`` steps. Raises HpcprofError for a wrong request or environment."""
     if min(options.steps, options.batch, options.files, options.threads) < 1:
         raise UsageError("steps, batch, files and threads must be at least 1")
+    if options.prefetch < 0:
+        raise UsageError("--prefetch must be 0 or more batches")
     if options.image_size < 8:
         raise UsageError("--image-size must be at least 8 pixels (three poolings halve it)")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -66,7 +69,9 @@ def train(options: ImageCnnOptions) -> None:
 def _run(loop: Any, options: ImageCnnOptions) -> None:
     folder = options.data_dir / f"{options.image_size}px" / f"rank{loop.rank:05d}"
     paths = images.ensure_images(folder, options.files, options.image_size, loop.rank)
-    endless = images.dataset(paths, options.image_size, options.batch, options.threads)
+    endless = images.dataset(
+        paths, options.image_size, options.batch, options.threads, options.prefetch
+    )
     # not endless.take(): its end kept the process waiting for 10 to 40 s with four ranks
     batches: Iterable[Any] = itertools.islice(endless, options.steps)
     if options.slow_input and options.slow_input[0] == loop.rank:

@@ -33,8 +33,11 @@ def ensure_images(folder: Path, count: int, side: int, seed: int) -> list[str]:
     return paths
 
 
-def dataset(paths: list[str], side: int, batch: int, threads: int) -> Any:
-    """Endless batches of (images float32 [batch, side, side, 3] in 0…1, labels int64 [batch])."""
+def dataset(paths: list[str], side: int, batch: int, threads: int, prefetch: int) -> Any:
+    """Endless batches of (images float32 [batch, side, side, 3] in 0…1, labels int64 [batch]).
+
+    ``prefetch`` batches are read ahead while the model trains; with 0 each step waits for its own.
+    """
     import tensorflow as tf
 
     def load(path: Any) -> tuple[Any, Any]:
@@ -45,6 +48,10 @@ def dataset(paths: list[str], side: int, batch: int, threads: int) -> Any:
 
     options = tf.data.Options()
     options.threading.private_threadpool_size = threads
+    # else TensorFlow adds a prefetch of its own behind the last step of the pipeline
+    options.experimental_optimization.inject_prefetch = False
     files = tf.data.Dataset.from_tensor_slices(paths).repeat()
     batches = files.map(load, num_parallel_calls=threads).batch(batch, drop_remainder=True)
-    return batches.prefetch(1).with_options(options)
+    if prefetch:
+        batches = batches.prefetch(prefetch)
+    return batches.with_options(options)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,16 +138,18 @@ def submit(
     collect: bool = True,
     steps: int = STEPS,
     strategy: str = "horovod",
+    options: Sequence[str] = (),
 ) -> Training:
     """Write a job spec into ``folder`` and submit it as ``hpcprof submit`` does.
 
-    ``nsys`` is put on the job's PATH; without it the job finds none.
+    ``options`` are more of the workload's own. ``nsys`` is put on the job's PATH; without it the
+    job finds none.
     """
     folder.mkdir(parents=True, exist_ok=True)
     data = folder / "data"
     data.mkdir(exist_ok=True)
     command = [str(train_python), "-m", "hpcprof", "workload", *WORKLOAD]
-    command += [f"--strategy={strategy}", f"--steps={steps}", f"--data-dir={data}"]
+    command += [f"--strategy={strategy}", f"--steps={steps}", f"--data-dir={data}", *options]
     spec = {
         **{"schema": 1, "name": "cnn", "strategy": strategy, "site": "test-cluster"},
         **{"nodes": 2, "ranks_per_node": RANKS // 2, "gpus_per_node": 2, "time": "00:10:00"},
