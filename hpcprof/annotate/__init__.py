@@ -18,10 +18,21 @@ from hpcprof.annotate.session import (
     close,
     data,
     is_active,
+    now_ns,
     phase,
     record_phase,
     span,
     step,
 )
 
-__all__ = ["beacon", "close", "data", "is_active", "phase", "record_phase", "span", "step"]
+__all__ = [
+    "beacon",
+    "close",
+    "data",
+    "is_active",
+    "now_ns",
+    "phase",
+    "record_phase",
+    "span",
+    "step",
+]

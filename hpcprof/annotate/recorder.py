@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections import deque
 from pathlib import Path
 from typing import Callable
 
-from hpcprof.artifacts import span_format
+from hpcprof.artifacts import node_time, span_format
 
 # records kept in memory when nobody ends a step; 40 bytes each
 _FLUSH_RECORDS = 4096
@@ -47,8 +46,8 @@ class SpanRecorder:
                 span_format.VERSION,
                 rank,
                 os.getpid(),
-                time.time_ns(),
-                time.monotonic_ns(),
+                node_time.realtime_ns(),
+                node_time.monotonic_ns(),
             )
         )
 

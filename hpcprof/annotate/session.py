@@ -8,20 +8,19 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-import time
 from pathlib import Path
 from typing import ContextManager, Iterable, Iterator, TypeVar
 
 from hpcprof.annotate.nvtx_ranges import NvtxDomain, open_domain
 from hpcprof.annotate.recorder import SpanRecorder
-from hpcprof.artifacts import rank_env, span_format
+from hpcprof.artifacts import node_time, rank_env, span_format
 
 T = TypeVar("T")
 
 BEACON_INTERVAL_NS = 10_000_000_000
 _PHASE_NAMES: dict[str, str] = {}  # phase -> NVTX range name, made once per phase
 
-_now = time.monotonic_ns
+_now = node_time.monotonic_ns
 
 
 class _Off:
@@ -61,7 +60,7 @@ class _Session:
         seq = self._beacon_seq
         self._beacon_seq += 1
         before = _now()
-        realtime = time.time_ns()
+        realtime = node_time.realtime_ns()
         if self.domain is not None:
             self.domain.mark(span_format.NVTX_BEACON.format(seq=seq, mono=before, real=realtime))
         after = _now()
@@ -227,10 +226,15 @@ def span(name: str) -> ContextManager[object]:
     return _OFF if session is None else _Span(session, name, span_format.KIND_HOST, 0)
 
 
+def now_ns() -> int:
+    """The clock of all spans: CLOCK_MONOTONIC of this node, in ns."""
+    return _now()
+
+
 def record_phase(name: str, start_ns: int, end_ns: int, nbytes: int = 0) -> None:
     """A phase that was timed elsewhere, for example by stamps inside a graph.
 
-    Times are ``time.monotonic_ns()`` of this node; an end before its start is not recorded.
+    Times are ``now_ns()`` of this node; an end before its start is not recorded.
     """
     session = _session if _decided else _current()
     if session is not None and end_ns >= start_ns:

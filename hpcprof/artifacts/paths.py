@@ -54,6 +54,43 @@ class ArtifactPaths:
         """Folder of what the node agent recorded."""
         return self.root / "nodes"
 
+    def node_folder(self, node: str) -> Path:
+        """Folder of one node, named by its short host name."""
+        return self.nodes / node
+
+    def node_clock(self, node: str) -> Path:
+        """The agent's clock readings; see artifacts.node_records."""
+        return self.node_folder(node) / "clock.jsonl"
+
+    def node_links(self, node: str) -> Path:
+        """The agent's measurements of the network."""
+        return self.node_folder(node) / "links.jsonl"
+
+    def node_samples(self, node: str) -> Path:
+        """The agent's counters of the node and its ranks."""
+        return self.node_folder(node) / "samples.jsonl"
+
+    def node_facts(self, node: str) -> Path:
+        """What does not change during the job."""
+        return self.node_folder(node) / "facts.json"
+
+    @property
+    def agent_log(self) -> Path:
+        """What the agents and their srun printed."""
+        return self.nodes / "agent.log"
+
+    @property
+    def horovod_timeline(self) -> Path:
+        """Horovod's own timeline, written by its coordinator (rank 0)."""
+        return self.root / "horovod" / "timeline.json"
+
+    def node_names(self) -> list[str]:
+        """Nodes whose agent left a folder, sorted; no folder gives []."""
+        try:
+            return sorted(path.name for path in self.nodes.iterdir() if path.is_dir())
+        except FileNotFoundError:
+            return []
+
     def rank_folder(self, rank: int) -> Path:
         """Folder of one rank, five digits so that names sort as numbers do."""
         return self.ranks / f"{rank:05d}"

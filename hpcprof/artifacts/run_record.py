@@ -16,6 +16,8 @@ LAUNCH_DEFAULTS: dict[str, Any] = {
     "nsys_trace": ["cuda", "nvtx", "mpi"],  # those the installed nsys knows are used
     "nsys_extra": [],
     "profile_ranks": "all",
+    "agent": "auto",  # the node agent of jobs: auto, or none
+    "data_dir": None,  # the data set: the agent measures how fast a node reads from there
     "scratch": None,  # node-local folder; None: TMPDIR, else /tmp
 }
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from typing import Any, Mapping
 
 import hpcprof
-from hpcprof.artifacts import atomic, manifest
+from hpcprof.artifacts import atomic, manifest, node_time
 from hpcprof.artifacts.paths import RUN_FOLDER_MODE, ArtifactPaths
 from hpcprof.artifacts.rank_env import RankEnv
 from hpcprof.launch.processes import Fate
@@ -103,7 +102,7 @@ def claim(
 
 
 def _now() -> dict[str, int]:
-    return {"realtime_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
+    return {"realtime_ns": node_time.realtime_ns(), "monotonic_ns": node_time.monotonic_ns()}
 
 
 def _within(lines: list[str], limit_bytes: int) -> list[str]:

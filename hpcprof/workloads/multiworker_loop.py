@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from typing import TYPE_CHECKING, Any
 
 from hpcprof import annotate
@@ -94,7 +93,7 @@ class MultiWorkerLoop:
 def _monotonic_ns() -> Any:
     import numpy as np
 
-    return np.int64(time.monotonic_ns())
+    return np.int64(annotate.now_ns())
 
 
 def _task_from_environment() -> dict[str, Any]:
