@@ -1,6 +1,6 @@
 """The two clocks of a node, as our records and beacons have them.
 
-Everything hpcprof stamps by itself (spans, beacons, the agent's pings, manifests) asks here, for one
+Everything hpcprof stamps by itself (spans, beacons, the agent's pings, manifests) asks here. The
 reason: in tests on one machine all nodes have the same wall clock and the same rate, so that a
 broken alignment would never show. ``HPCPROF_TEST_CLOCK`` names a JSON file that gives each node,
 by host name, a clock of its own:
