@@ -68,12 +68,16 @@ Command = Annotated[tuple[Text, ...], BeforeValidator(_words), Field(min_length=
 
 
 class ProfileSpec(ConfigModel):
-    """How the ranks are watched. ``trace`` None means the site's list."""
+    """How the ranks are watched. ``trace`` None means the site's list.
+
+    ``agent``: one more task per node that reads clocks and counters beside the training.
+    """
 
     profiler: Literal["auto", "nsys", "none"] = "auto"
     trace: Lines | None = None
     ranks: RankSelection = "all"
     extra: Lines = ()
+    agent: Literal["auto", "none"] = "auto"
 
 
 class PythonSpec(ConfigModel):
@@ -106,6 +110,7 @@ class JobSpec(ConfigModel):
     env: dict[EnvName, Text] = Field(default_factory=dict)
     workdir: Line | None = None
     output_dir: Line | None = None
+    data_dir: Line | None = None
     python: PythonSpec = PythonSpec()
     profile: ProfileSpec = ProfileSpec()
     sbatch_extra: Lines = ()

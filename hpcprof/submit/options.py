@@ -7,6 +7,7 @@ before the spec.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hpcprof.artifacts.run_record import new_run_record
@@ -66,12 +67,38 @@ def srun_options(spec: JobSpec, site: Site) -> list[str]:
     ]
 
 
+def agent_options(spec: JobSpec, site: Site) -> list[str]:
+    """Options of the srun that starts the node agent beside the ranks; [] when none is wanted."""
+    if spec.profile.agent == "none":
+        return []
+    return [
+        "--export=ALL",
+        # shares what the training has, takes nothing from it
+        "--overlap",
+        "--gres=none",
+        # all three, or SLURM_NTASKS wins and the agent gets one task for each rank
+        f"--nodes={spec.nodes}",
+        f"--ntasks={spec.nodes}",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=1",
+        # not on the core of the first rank: wherever there is room
+        "--cpu-bind=none",
+        # an agent that fails is no reason to end the others
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--job-name=hpcprof-agent",
+        *([f"--mpi={site.slurm.srun.mpi}"] if site.slurm.srun.mpi else []),
+    ]
+
+
 def is_profiled(spec: JobSpec) -> bool:
     """Whether a profiler may run, so that what the site adds for profiling applies."""
     return spec.profile.profiler != "none"
 
 
-def run_record(spec: JobSpec, site: Site, versions: dict[str, str]) -> dict[str, Any]:
+def run_record(
+    spec: JobSpec, site: Site, versions: dict[str, str], data_dir: Path | None
+) -> dict[str, Any]:
     """What the job writes into ``run.json``. Raises UsageError for a harmful nsys option."""
     check_nsys(site.nsys.extra, f"nsys.extra of site {site.name}")
     check_nsys(spec.profile.extra, "profile.extra of the job spec")
@@ -85,6 +112,8 @@ def run_record(spec: JobSpec, site: Site, versions: dict[str, str]) -> dict[str,
         nsys_trace=list(site.nsys.trace if spec.profile.trace is None else spec.profile.trace),
         nsys_extra=[*site.nsys.extra, *spec.profile.extra],
         profile_ranks=spec.profile.ranks,
+        agent=spec.profile.agent,
+        data_dir=None if data_dir is None else str(data_dir),
     )
     return record
 

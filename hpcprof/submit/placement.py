@@ -23,12 +23,16 @@ _SCRATCH_VARIABLES = ("SCRATCH", "PSCRATCH", "CINECA_SCRATCH")
 
 @dataclass(frozen=True)
 class Placement:
-    """``output_dir`` holds run folders and logs, ``workdir`` is where the training starts."""
+    """``output_dir`` holds run folders and logs, ``workdir`` is where the training starts.
+
+    ``data_dir`` is the data set, None when the spec does not name it.
+    """
 
     output_dir: Path
     workdir: Path
     interpreter: str
     version: str = hpcprof.__version__
+    data_dir: Path | None = None
 
     def run_dir(self, job_name: str, job_id: str) -> Path:
         """Run folder of a job that was not requeued and is no array task."""
@@ -50,7 +54,8 @@ def place(spec: JobSpec, site: Site, folder: Path, environ: Mapping[str, str]) -
     if "\\" in str(output_dir):
         # a backslash switches off the patterns in the name of Slurm's log file
         raise UsageError(f"output_dir: {output_dir} holds a backslash. Choose another folder.")
-    return Placement(output_dir, workdir, _interpreter(spec, site))
+    data_dir = _path(spec.data_dir, "data_dir", folder, environ) if spec.data_dir else None
+    return Placement(output_dir, workdir, _interpreter(spec, site), data_dir=data_dir)
 
 
 def _path(text: str, field: str, folder: Path, environ: Mapping[str, str]) -> Path:

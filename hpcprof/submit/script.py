@@ -18,6 +18,7 @@ from hpcprof.resources import data_folder
 from hpcprof.site_config import Site
 from hpcprof.submit.extras import directive
 from hpcprof.submit.options import (
+    agent_options,
     collect_directives,
     is_profiled,
     job_directives,
@@ -32,7 +33,7 @@ def render_job_script(spec: JobSpec, site: Site, placement: Placement) -> str:
 
     Raises UsageError when an option in spec or site must not be in a job script.
     """
-    record = run_record(spec, site, {"hpcprof": placement.version})
+    record = run_record(spec, site, {"hpcprof": placement.version}, placement.data_dir)
     return _render(
         f"{spec.strategy}.sbatch.j2",
         directives=job_directives(spec, site),
@@ -47,6 +48,7 @@ def render_job_script(spec: JobSpec, site: Site, placement: Placement) -> str:
         env={**site.env.set, **spec.env},
         run_json=_json_of_lines(record),
         srun_options=srun_options(spec, site),
+        agent_options=agent_options(spec, site),
         command=spec.command,
     )
 

@@ -47,10 +47,15 @@ print(os.environ.get('STUB_ANSWER', '').format(4711 + calls) or 4711 + calls)
 """
 
 _SRUN = """
-import json, os, sys, time
+import json, os, signal, sys, time
 with open(os.environ['STUB_LOG'], 'a') as stream:
     stream.write(json.dumps({'argv': sys.argv[1:], 'env': dict(os.environ), 'cwd': os.getcwd(),
                              'umask': os.umask(0)}) + chr(10))
+if sys.argv[-1] == 'agent':
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    print('agent says hello', flush=True)
+    time.sleep(float(os.environ.get('STUB_AGENT_SLEEP', '0')))
+    sys.exit(5)
 time.sleep(float(os.environ.get('STUB_SLEEP', '0')))
 sys.exit(int(os.environ.get('STUB_EXIT', '0')))
 """
@@ -88,10 +93,21 @@ class Stubs:
         return {"PATH": path, "HOME": str(self.bin.parent), "STUB_LOG": str(self.log), **more}
 
     def calls(self) -> list[dict[str, Any]]:
-        """Every recorded call, in order."""
+        """Every recorded call but those that start the node agent, in order."""
+        return [call for call in self._all_calls() if not _is_agent(call)]
+
+    def agent_calls(self) -> list[dict[str, Any]]:
+        """Calls of srun that start the node agent."""
+        return [call for call in self._all_calls() if _is_agent(call)]
+
+    def _all_calls(self) -> list[dict[str, Any]]:
         if not self.log.exists():
             return []
         return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+
+def _is_agent(call: Any) -> bool:
+    return isinstance(call, dict) and call["argv"][-1:] == ["agent"]
 
 
 def install_stubs(folder: Path) -> Stubs:

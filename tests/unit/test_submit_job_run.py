@@ -98,8 +98,49 @@ def test_ranks_start_under_launch_in_a_private_run_folder(stubs: Stubs, tmp_path
         "nsys_trace": ["cuda", "nvtx", "mpi"],
         "nsys_extra": ["--y=2", "--x=1"],
         "profile_ranks": "0",
+        "agent": "auto",
+        "data_dir": None,
         "scratch": None,
     }
+
+
+def test_one_agent_per_node_shares_the_resources_and_is_ended_after_the_training(
+    stubs: Stubs, tmp_path: Path
+) -> None:
+    spec = make_spec(nodes=2, ranks_per_node=3, gpus_per_node=1)
+    started = time.monotonic()
+    done = run_script(
+        script_for(stubs, spec, slurm={"srun": {"mpi": "pmix"}}),
+        stubs,
+        STUB_SLEEP="0.5",
+        STUB_EXIT="7",
+        STUB_AGENT_SLEEP="60",
+    )
+    assert (done.returncode, done.stderr) == (7, "")
+    assert time.monotonic() - started < 30
+    (call,) = stubs.agent_calls()
+    assert {"--overlap", "--gres=none", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1"} <= set(
+        call["argv"]
+    )
+    assert call["argv"][-6:] == ["--mpi=pmix", *launched(stubs)[:4], "agent"]
+    assert (tmp_path / "runs/cnn-4711/nodes/agent.log").read_text() == "agent says hello\n"
+
+
+def test_an_agent_that_fails_or_is_not_wanted_changes_nothing(stubs: Stubs, tmp_path: Path) -> None:
+    done = run_script(script_for(stubs), stubs, STUB_SLEEP="0.3", STUB_EXIT="3")
+    assert (done.returncode, done.stderr, len(stubs.agent_calls())) == (3, "", 1)
+    stubs.log.unlink()
+    script = script_for(stubs, make_spec(name="plain", profile={"agent": "none"}))
+    done = run_script(script, stubs, STUB_EXIT="3")
+    assert (done.returncode, done.stderr, stubs.agent_calls()) == (3, "", [])
+    assert not (tmp_path / "runs/plain-4711/nodes").exists()
+
+
+def test_the_data_set_is_told_to_the_agent(stubs: Stubs, tmp_path: Path) -> None:
+    place = place_in(tmp_path, stubs, data_dir=Path("/data/images"))
+    run_script(render_job_script(make_spec(), make_site(), place), stubs)
+    settings = launch_settings(tmp_path / "runs/cnn-4711/run.json")
+    assert settings["data_dir"] == "/data/images"
 
 
 @pytest.mark.parametrize(
