@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hpcprof.align.node_clock import NodeClock
 from hpcprof.analyses.causes import Cause
+from hpcprof.analyses.interconnect import Interconnect
 from hpcprof.analyses.phase_times import PhaseTimes
 from hpcprof.analyses.stragglers import Stragglers
 from hpcprof.trace.model import JobInfo, RankInfo
@@ -30,7 +31,7 @@ class RunResults:
     ``causes[i]`` belongs to ``stragglers.found[i]``. ``collective_form``: arrivals.PROFILER,
     MARKED or NONE. ``payload_bytes``: allreduce bytes per step and rank, None when unknown.
     ``has_device_activity``: whether any GPU kernel was recorded. ``job_end`` is None when nobody
-    could be asked.
+    could be asked. ``interconnect`` is one without any number where it was not looked at.
     """
 
     job: JobInfo
@@ -45,3 +46,4 @@ class RunResults:
     phase_times: PhaseTimes
     left_out: tuple[int, ...]
     job_end: JobEnd | None
+    interconnect: Interconnect = field(default_factory=Interconnect)

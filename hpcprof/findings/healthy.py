@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcprof.analyses import stragglers
+from hpcprof.analyses.link_rates import MIN_NODES, LinkRates
 from hpcprof.analyses.run_results import RunResults
+from hpcprof.findings.interconnect_rules import rate, transport
 from hpcprof.findings.model import INFO, Finding
 from hpcprof.findings.thresholds import INPUT_WARN_FRAC, STRAGGLER_WARN_FRAC
 from hpcprof.trace import columns as c
@@ -28,3 +30,15 @@ def healthy(results: RunResults, findings: list[Finding]) -> Iterator[str]:
     who = "the typical other rank" if verdict.found else "the typical rank"
     if share < INPUT_WARN_FRAC:
         yield f"input keeps up: {who} waits {percent(share)} of the step for its batch"
+    yield from _links_alike(results.interconnect.links)
+
+
+def _links_alike(links: LinkRates) -> Iterator[str]:
+    """Only when every node was measured and there are enough to compare."""
+    if len(links.nodes) < MIN_NODES or links.unmeasured or links.slow:
+        return
+    slowest, fastest = min(links.sends_gb_s.values()), max(links.sends_gb_s.values())
+    yield (
+        f"interconnect: no node has a slower link than the others; all {len(links.nodes)} nodes "
+        f"send at {rate(slowest)} to {rate(fastest)} (measured by the agent, {transport(links)})"
+    )

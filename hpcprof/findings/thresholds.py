@@ -14,9 +14,22 @@ CRITICAL_MIN_STEPS = 15
 INPUT_WARN_FRAC = 0.05
 INPUT_CRITICAL_FRAC = 0.20
 
+# share of the step that transfer takes; the levels of all other findings
+TRANSFER_WARN_FRAC = 0.05
+TRANSFER_CRITICAL_FRAC = 0.20
+# from here on a slow link would be critical, so that not having looked is worth saying
+LINKS_WANTED_FRAC = TRANSFER_CRITICAL_FRAC
+
 
 def straggler_level(late_frac: float, steps: int) -> str:
     """Level of a straggler that makes the others wait this long in each step."""
     if late_frac >= STRAGGLER_CRITICAL_FRAC and steps >= CRITICAL_MIN_STEPS:
         return CRITICAL
     return WARN if late_frac >= STRAGGLER_WARN_FRAC else INFO
+
+
+def transfer_level(transfer_frac: float, steps: int) -> str:
+    """Level of a slow link when the transfer takes this share of the step; nan is info."""
+    if transfer_frac >= TRANSFER_CRITICAL_FRAC and steps >= CRITICAL_MIN_STEPS:
+        return CRITICAL
+    return WARN if transfer_frac >= TRANSFER_WARN_FRAC else INFO

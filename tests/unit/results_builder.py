@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import pandas as pd
+
 from hpcprof.align.node_clock import TIGHT, UTC_ONLY, NodeClock
 from hpcprof.analyses import arrivals
 from hpcprof.analyses.causes import cause
+from hpcprof.analyses.interconnect import Interconnect
+from hpcprof.analyses.link_rates import LINK_COLUMNS, link_rates
 from hpcprof.analyses.phase_times import phase_times
 from hpcprof.analyses.run_results import RunResults
 from hpcprof.analyses.step_matrix import across_ranks
@@ -65,3 +69,39 @@ def results(
         job_end=None,
     )
     return replace(built, **changes)
+
+
+def link_table(
+    rates_gb_s: Mapping[tuple[str, str], float], repeats: int = 3, transport: str = "tcp"
+) -> pd.DataFrame:
+    """Messages of 8 MB between nodes: (sender, receiver) → GB/s of the best of ``repeats``.
+
+    The others are slower, as messages that meet the training's traffic are.
+    """
+    size, round_trip = 8_000_000, 50_000
+    rows = [
+        (node, peer, size, i * NS, round(size / rate * (1 + i)) + round_trip, round_trip, transport)
+        for (node, peer), rate in rates_gb_s.items()
+        for i in range(repeats)
+    ]
+    return pd.DataFrame(rows, columns=list(LINK_COLUMNS))
+
+
+def all_pairs(nodes: int, gb_s: float = 0.64) -> dict[tuple[str, str], float]:
+    """Every node to every other at the same rate, for ``link_table``."""
+    names = [f"node{i}" for i in range(nodes)]
+    return {(a, b): gb_s for a in names for b in names if a != b}
+
+
+def network(
+    transfer_frac: float, rates_gb_s: Mapping[tuple[str, str], float], nodes: int, steps: int = 60
+) -> Interconnect:
+    """An interconnect whose transfer takes this share of the step; the interval is ± 1 %."""
+    links = link_table(rates_gb_s)
+    return Interconnect(
+        collectives=steps,
+        steps=steps,
+        transfer_frac=transfer_frac,
+        transfer_frac_ci=(transfer_frac - 0.01, transfer_frac + 0.01),
+        links=link_rates(links, [f"node{i}" for i in range(nodes)]),
+    )
