@@ -39,23 +39,6 @@ def fit_nodes(anchors: Mapping[str, Mapping[int, pd.DataFrame]]) -> dict[str, No
     return {node: _fit_node(node, per_rank, between_nodes_ns) for node, per_rank in anchors.items()}
 
 
-def job_start(
-    clocks: Mapping[str, NodeClock], anchors: Mapping[str, Mapping[int, pd.DataFrame]]
-) -> int:
-    """The job's t0: the earliest anchor of any rank, on the job's clock before t0 is taken off.
-
-    A recorder makes its first anchor when it opens, so that its spans come later; what another
-    source saw before that has negative times. No anchor at all gives 0.
-    """
-    first = [
-        int(table[BEFORE_NS].min()) + clocks[node].offset_ns
-        for node, per_rank in anchors.items()
-        for table in per_rank.values()
-        if len(table)
-    ]
-    return min(first, default=0)
-
-
 def _fit_node(node: str, per_rank: Mapping[int, pd.DataFrame], between_nodes_ns: int) -> NodeClock:
     tables = [table for _, table in sorted(per_rank.items()) if len(table)]
     if not tables:

@@ -1,0 +1,129 @@
+"""What follows from "a collective ends on no rank before it has started on all of them".
+
+Hard bounds of an offset from such constraints, and a count of collectives that a set of clocks
+contradicts. Never moves an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from hpcprof.align.drift import RHO
+from hpcprof.align.node_clock import NodeClock
+from hpcprof.align.offset_curve import Floats
+from hpcprof.trace.columns import END_NS, SEQ, START_NS, STEP
+
+RANK, NODE = "rank", "node"
+_KEY = [STEP, SEQ]
+
+
+class Limits(NamedTuple):
+    """Moments at which an offset was at most (``above``), and at least (``below``), some value."""
+
+    above_times: Floats
+    above: Floats
+    below_times: Floats
+    below: Floats
+
+    def mirrored(self) -> Limits:
+        """The limits of the negative offset."""
+        return Limits(self.below_times, -self.below, self.above_times, -self.above)
+
+
+def per_node(collectives: pd.DataFrame, node_of: Mapping[int, str]) -> pd.DataFrame:
+    """Last start and first end of every collective (step, seq) on every node, on its clock.
+
+    Ranks without a node are left out, and so is what one rank has twice: which is meant is not
+    known.
+    """
+    once = collectives.drop_duplicates([RANK, *_KEY], keep=False)
+    named = once.assign(**{NODE: once[RANK].map(dict(node_of))})
+    grouped = named.dropna(subset=[NODE]).groupby([*_KEY, NODE], sort=True)
+    table: pd.DataFrame = grouped.agg({START_NS: "max", END_NS: "min"})
+    return table
+
+
+def interval_at(moment: float, limits: Limits, largest_rate: float) -> tuple[float, float]:
+    """(lowest, highest) value the offset can have had at ``moment``.
+
+    Assumes that its rate stays within +-``largest_rate`` and that any two of its rates differ by
+    RHO at most. lowest > highest: the limits contradict each other.
+    """
+    highest = _highest(moment, limits, largest_rate)
+    return -_highest(moment, limits.mirrored(), largest_rate), highest
+
+
+def rates(limits: Limits, largest_rate: float) -> tuple[float, float]:
+    """(lowest, highest) rate the offset can have had at any moment; assumptions as above."""
+    return -_highest_rate(limits.mirrored(), largest_rate), _highest_rate(limits, largest_rate)
+
+
+def _highest(moment: float, limits: Limits, largest_rate: float) -> float:
+    """Every line below is a true statement about the offset; the smallest counts."""
+    times, values = limits.above_times, limits.above
+    found = [values + largest_rate * np.abs(moment - times)]
+    # between two upper limits: on their chord, but for what the rate may change between them
+    left, right = times < moment, times > moment
+    if left.any() and right.any():
+        before, after = moment - times[left][:, None], times[right][None, :] - moment
+        length = before + after
+        chord = (values[left][:, None] * after + values[right][None, :] * before) / length
+        found.append((chord + RHO * before * after / length).ravel())
+    # from a lower limit through an upper one and on: the mean rate there was no steeper
+    for direction in (1.0, -1.0):
+        ahead = direction * (moment - times)
+        run = direction * (times[:, None] - limits.below_times[None, :])
+        is_used = (run > 0) & (ahead[:, None] > 0)
+        if is_used.any():
+            rate = (values[:, None] - limits.below[None, :]) / np.where(is_used, run, 1.0)
+            reached = values[:, None] + (rate + RHO) * ahead[:, None]
+            found.append(reached[is_used])
+    return float(min(part.min() for part in found))
+
+
+def _highest_rate(limits: Limits, largest_rate: float) -> float:
+    run = limits.above_times[:, None] - limits.below_times[None, :]
+    rise = limits.above[:, None] - limits.below[None, :]
+    is_used = run > 0
+    if not is_used.any():
+        return largest_rate
+    return min(largest_rate, float((rise[is_used] / run[is_used]).min()) + RHO)
+
+
+def violations(
+    collectives: pd.DataFrame, clocks: Mapping[str, NodeClock], node_of: Mapping[int, str]
+) -> dict[str, int]:
+    """Per node, in how many collectives its start or end contradicts that of another node.
+
+    A contradiction: a start on one node after an end on another, by more than both bounds. Both
+    nodes are counted; a node with the wrong clock stands out against the others. Nodes without a
+    known clock are left out.
+    """
+    nodes = sorted(node for node, clock in clocks.items() if clock.bound_ns is not None)
+    table = per_node(collectives, node_of)
+    table = table[table.index.get_level_values(NODE).isin(nodes)]
+    if not len(table):
+        return dict.fromkeys(nodes, 0)
+    keys = table.index.droplevel(NODE)
+    row, _ = pd.factorize(keys)
+    column = pd.Index(nodes).get_indexer(table.index.get_level_values(NODE))
+    shape, never = (int(row.max()) + 1, len(nodes)), np.iinfo(np.int64).max // 2
+    start, end = np.full(shape, -never), np.full(shape, never)
+    for index, node in enumerate(nodes):
+        mine = column == index
+        clock, at = clocks[node], row[mine]
+        starts, ends = (table[name].to_numpy()[mine] for name in (START_NS, END_NS))
+        start[at, index] = clock.to_job(starts) - clock.bound_at(starts)
+        end[at, index] = clock.to_job(ends) + clock.bound_at(ends)
+    counts = {}
+    for index, node in enumerate(nodes):
+        others = np.arange(len(nodes)) != index
+        earliest_end = end[:, others].min(axis=1, initial=never)
+        latest_start = start[:, others].max(axis=1, initial=-never)
+        is_broken = (start[:, index] > earliest_end) | (latest_start > end[:, index])
+        counts[node] = int(is_broken.sum())
+    return counts

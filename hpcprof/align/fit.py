@@ -1,0 +1,229 @@
+"""Puts the nodes of a job on one clock: for each the best method its files allow.
+
+The job's clock is the reference node's CLOCK_MONOTONIC, moved to where its wall clock was. A node
+is aligned by its agent's exchanges; else by ends of collectives; else by its wall clock, which
+says nothing but what NTP promises. Collectives also check what the agents found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from hpcprof.align import agent_clock, collective_clock, wall_clock
+from hpcprof.align.causality import NODE, per_node, violations
+from hpcprof.align.drift import RHO_PPB
+from hpcprof.align.node_clock import BOUNDED, TIGHT, UNCALIBRATED, UTC_ONLY, NodeClock
+from hpcprof.errors import InputError
+from hpcprof.trace.columns import AFTER_NS, BEFORE_NS, END_NS, START_NS
+
+Anchors = Mapping[str, Mapping[int, pd.DataFrame]]
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What there is to align by. ``ends`` is ``causality.per_node`` or None."""
+
+    anchors: Anchors
+    exchanges: Mapping[str, pd.DataFrame]
+    ends: pd.DataFrame | None
+
+    def nodes(self, reference: str | None) -> list[str]:
+        """Every node anybody mentions: those with anchors first, as given."""
+        named = [*self.anchors, *self.exchanges]
+        if self.ends is not None:
+            named += sorted(set(self.ends.index.get_level_values(NODE)))
+        if reference is not None and self.exchanges:
+            named.append(reference)
+        return list(dict.fromkeys(named))
+
+    def run_ns(self, node: str) -> tuple[int, int] | None:
+        """First and last time known of a node, on its clock; None when nothing is."""
+        times = [
+            int(moment)
+            for table in self.anchors.get(node, {}).values()
+            if len(table)
+            for moment in (table[BEFORE_NS].min(), table[AFTER_NS].max())
+        ]
+        if node in self.exchanges and len(self.exchanges[node]):
+            table = self.exchanges[node]
+            times += [int(table[agent_clock.SENT_NS].min()), int(table[agent_clock.SENT_NS].max())]
+        if self.ends is not None:
+            mine = self.ends[self.ends.index.get_level_values(NODE) == node]
+            times += [int(mine[START_NS].min()), int(mine[END_NS].max())] if len(mine) else []
+        return (min(times), max(times)) if times else None
+
+
+def fit_nodes(
+    anchors: Anchors,
+    exchanges: Mapping[str, pd.DataFrame] | None = None,
+    reference: str | None = None,
+    collectives: pd.DataFrame | None = None,
+    node_of: Mapping[int, str] | None = None,
+) -> dict[str, NodeClock]:
+    """One clock per node.
+
+    ``anchors``: node -> rank -> table; ``exchanges``: node -> table with
+    ``agent_clock.EXCHANGE_COLUMNS``, against the node ``reference``; ``collectives``: symmetric
+    ones only, with columns rank, step, seq, start_ns, end_ns on the clocks of their nodes
+    (``node_of``: rank -> node). A node that nothing ties to the others is ``uncalibrated``. With
+    one node its clock is the job's. Raises ValueError when exchanges come without a reference.
+    """
+    if exchanges and reference is None:
+        raise ValueError("exchanges mean nothing without the node they were made with")
+    ends = None
+    if collectives is not None and len(collectives) and node_of:
+        ends = per_node(collectives, node_of)
+    given = _Given(anchors, exchanges or {}, ends)
+    nodes = given.nodes(reference)
+    walls = wall_clock.fit_nodes({node: anchors.get(node, {}) for node in nodes})
+    if len(nodes) < 2:
+        return walls
+    notes: dict[str, list[str]] = {node: [] for node in nodes}
+    aligned = _aligned(given, nodes, reference, notes)
+    clocks = _on_one_clock(walls, aligned, given) if len(aligned) > 1 else walls
+    counts: Mapping[str, int] = {}
+    if collectives is not None and node_of and ends is not None:
+        counts = violations(collectives, clocks, node_of)
+    return {
+        node: replace(
+            clock,
+            warnings=(*clock.warnings, *notes[node]),
+            violations=counts.get(node, 0),
+        )
+        for node, clock in clocks.items()
+    }
+
+
+def job_start(clocks: Mapping[str, NodeClock], anchors: Anchors) -> int:
+    """The job's t0: the earliest anchor of any rank, on the job's clock before t0 is taken off.
+
+    A recorder makes its first anchor when it opens, so that its spans come later; what another
+    source saw before that has negative times. No anchor at all gives 0.
+    """
+    first = [
+        int(clocks[node].to_job(table[BEFORE_NS].to_numpy()).min())
+        for node, per_rank in anchors.items()
+        for table in per_rank.values()
+        if len(table)
+    ]
+    return min(first, default=0)
+
+
+def _aligned(
+    given: _Given, nodes: list[str], reference: str | None, notes: dict[str, list[str]]
+) -> dict[str, NodeClock]:
+    """Clocks against the reference node's CLOCK_MONOTONIC, of the nodes where that is possible.
+
+    Adds to ``notes`` why a better method did not work. The reference comes first.
+    """
+    by_agent = {} if reference is None else _by_agent(given, nodes, reference, notes)
+    counts = {} if given.ends is None else given.ends.groupby(level=NODE).size().to_dict()
+    if not by_agent and counts and reference not in counts:
+        reference = str(max(sorted(counts, key=str), key=lambda node: counts[node]))
+    if reference is None:
+        return {}
+    method, status = (agent_clock.METHOD, TIGHT) if by_agent else (collective_clock.METHOD, BOUNDED)
+    own = NodeClock(reference, 0, 0, 0, 1, method, status, rho_ppb=RHO_PPB)
+    aligned = {reference: own, **by_agent}
+    if given.ends is not None:
+        for node in nodes:
+            if node != reference:
+                _by_collectives(given, given.ends, node, aligned, notes[node])
+    return aligned
+
+
+def _by_agent(
+    given: _Given, nodes: list[str], reference: str, notes: dict[str, list[str]]
+) -> dict[str, NodeClock]:
+    """Clocks of the nodes whose agents exchanged something with the reference's."""
+    found = {}
+    for node, table in given.exchanges.items():
+        if node != reference:
+            try:
+                found[node] = agent_clock.fit(node, table, given.run_ns(node) or (0, 0))
+            except InputError as error:
+                notes[node].append(str(error))
+    for node in nodes if found else ():
+        if node not in given.exchanges and node != reference:
+            notes[node].append(f"node {node}: its agent left no exchange with the reference")
+    return found
+
+
+def _by_collectives(
+    given: _Given,
+    ends: pd.DataFrame,
+    node: str,
+    aligned: dict[str, NodeClock],
+    notes: list[str],
+) -> None:
+    """Check the node's clock by collectives, or align it by them when it has none yet."""
+    known = aligned.get(node)
+    shared = {name: collective_clock.shared(ends, node, name) for name in aligned if name != node}
+    base = aligned[max(shared, key=lambda name: shared[name])]
+    if known is not None and shared[base.node] < collective_clock.FEWEST:
+        return  # too few to check anything by
+    try:
+        found = collective_clock.fit(node, ends, base, given.run_ns(node) or (0, 0))
+    except InputError as error:
+        notes.append(str(error))
+        return
+    if known is None:
+        aligned[node] = found
+    else:
+        notes += _disagreement(known, found)
+
+
+def _disagreement(agent: NodeClock, collective: NodeClock) -> list[str]:
+    """A warning when the two methods contradict each other by more than both bounds."""
+    if collective.curve is None:
+        return []
+    times = collective.curve.times_ns
+    apart = np.abs(agent.to_job(times) - collective.to_job(times))
+    excess = apart - agent.bound_at(times) - collective.bound_at(times)
+    worst = int(np.argmax(excess))
+    if excess[worst] <= 0:
+        return []
+    at = times[worst : worst + 1]
+    bounds = [int(clock.bound_at(at)[0]) / 1e6 for clock in (agent, collective)]
+    return [
+        f"node {agent.node}: its agent's exchanges and the ends of collectives put its clock "
+        f"{int(apart[worst]) / 1e6:.3f} ms apart, yet claim to know it to ±{bounds[0]:.3f} and "
+        f"±{bounds[1]:.3f} ms. One of them is wrong; the agent's is used."
+    ]
+
+
+def _on_one_clock(
+    walls: Mapping[str, NodeClock], aligned: Mapping[str, NodeClock], given: _Given
+) -> dict[str, NodeClock]:
+    """Aligned nodes moved to where the wall clock was; the others by their wall clocks."""
+    origin, doubt = _wall_origin(walls, aligned, given)
+    clocks = {}
+    for node, wall in walls.items():
+        if node in aligned:
+            clocks[node] = aligned[node].shifted(origin)
+        elif wall.status == UTC_ONLY and wall.bound_ns is not None:
+            clocks[node] = replace(wall, bound_ns=wall.bound_ns + doubt)
+        else:
+            clocks[node] = wall
+    return clocks
+
+
+def _wall_origin(
+    walls: Mapping[str, NodeClock], aligned: Mapping[str, NodeClock], given: _Given
+) -> tuple[int, int]:
+    """Wall clock minus the reference's CLOCK_MONOTONIC, and the doubt of that (ns).
+
+    From the anchors of the reference, which comes first, else from those of the first node that
+    has any; 0 when no aligned node has one.
+    """
+    for node, clock in aligned.items():
+        wall, run = walls[node], given.run_ns(node)
+        if wall.status != UNCALIBRATED and wall.bound_ns is not None and run is not None:
+            first = np.array([run[0]], dtype=np.int64)
+            doubt = max(wall.bound_ns - wall_clock.NTP_ERROR_NS, 0) + int(clock.bound_at(first)[0])
+            return wall.offset_ns - int(clock.to_job(first)[0] - first[0]), doubt
+    return 0, 0
