@@ -3,7 +3,7 @@
 Everything hpcprof stamps by itself (spans, beacons, the agent's pings, manifests) asks here. The
 reason: in tests on one machine all nodes have the same wall clock and the same rate, so that a
 broken alignment would never show. ``HPCPROF_TEST_CLOCK`` names a JSON file that gives each node,
-by host name, a clock of its own:
+by its name in Slurm (SLURMD_NODENAME), else by host name, a clock of its own:
 
     {"node1": {"origin_ns": T0, "monotonic_ppb": 30000, "realtime_offset_ns": 40000000}}
 
@@ -48,7 +48,9 @@ def skewed_clocks(
 def _use_test_clock(path: str) -> None:
     global monotonic_ns, realtime_ns
     with open(path, encoding="utf-8") as stream:
-        wanted = json.load(stream).get(os.uname().nodename.split(".")[0])
+        clocks = json.load(stream)
+    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
+    wanted = clocks.get(node)
     if wanted:
         monotonic_ns, realtime_ns = skewed_clocks(**wanted)
 

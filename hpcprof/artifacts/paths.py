@@ -74,6 +74,10 @@ class ArtifactPaths:
         """What does not change during the job."""
         return self.node_folder(node) / "facts.json"
 
+    def node_address(self, node: str) -> Path:
+        """Where the agent of the node listens, for the other agents of the job."""
+        return self.node_folder(node) / "address.json"
+
     @property
     def agent_log(self) -> Path:
         """What the agents and their srun printed."""

@@ -48,6 +48,7 @@ THIRD_PARTY = {
     "findings": set(),
     "reports": {"rich"},
     "pipeline": {"pandas"},
+    "launch": {"mpi4py", "psutil"},
     "annotate": {"nvtx"},
     "workloads": {"tensorflow", "horovod", "numpy"},
     **{name: {"pydantic", "yaml"} for name in CONFIG},
