@@ -20,7 +20,8 @@ samples.jsonl
     sample    monotonic_ns, counters {name: number}, ranks {"3": {name: number}}
               names end in their unit; see COUNTERS. Cumulative ones count from boot or start
 facts.json
-    one object: node, cpus, memory_bytes, kernel, interfaces, data_dir, data_filesystem
+    one object: node, cpus, memory_bytes, kernel, psutil, interfaces {name: {speed_mbit, mtu}},
+    data_dir, data_filesystem {type, mount, source}. What is not known is null or left out
 """
 
 from __future__ import annotations
@@ -38,16 +39,24 @@ COUNTERS = {
     "memory_total_bytes": "memory of the node",
     "net_<i>_sent_bytes": "cumulative",
     "net_<i>_received_bytes": "cumulative",
+    "net_<i>_errors": "cumulative packets with errors, both ways",
+    "net_<i>_drops": "cumulative packets dropped, both ways",
+    "tcp_retransmitted_segments": "cumulative",
+    "swap_in_bytes": "cumulative",
+    "swap_out_bytes": "cumulative",
     "pressure_cpu_some_us": "cumulative time in which some task waited for a core",
     "pressure_memory_some_us": "the same for memory",
     "pressure_io_some_us": "the same for storage",
     "nfs_<m>_read_bytes": "cumulative, by the server's answers",
     "nfs_<m>_read_ops": "cumulative",
     "nfs_<m>_read_rtt_ms": "cumulative, from request to answer",
+    "nfs_<m>_read_execute_ms": "cumulative, the same and the wait before it was sent",
     "canary_stat_ns": "time of one stat of a file of the data set",
     "canary_open_ns": "time to open it",
     "canary_read_ns": "time to read canary_read_bytes of it",
     "canary_read_bytes": "how much was read",
+    "canary_pending_ns": "age of a test read that has not come back",
+    "canary_errors": "cumulative number of test reads that failed; absent before the first",
 }
 # counters of a rank's process tree
 RANK_COUNTERS = {
