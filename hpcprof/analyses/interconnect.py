@@ -31,7 +31,6 @@ from hpcprof.analyses.collectives import (
     MatchedCollectives,
     decomposed,
 )
-from hpcprof.analyses.intervals import union
 from hpcprof.analyses.link_rates import LinkRates, link_rates
 from hpcprof.analyses.resampling import block_draws
 from hpcprof.trace import columns as c
@@ -39,6 +38,7 @@ from hpcprof.trace import columns as c
 Vector = npt.NDArray[np.float64]
 
 NAN = float("nan")
+_EARLIEST_NS = int(np.iinfo(np.int64).min)
 IN_NETWORK = "in-network"  # NVLS, CollNet: only when the algorithm is known to be one
 
 # nccl-tests doc/PERFORMANCE.md: (op, algorithm) → busbw / algbw = times (n + a) / (n + b), so that
@@ -140,7 +140,7 @@ def _per_step(rows: pd.DataFrame) -> pd.DataFrame:
     table: pd.DataFrame = pd.DataFrame(
         {
             "transfer_ns": by_rank[c.END_NS].max() - by_rank[c.START_NS].max(),
-            "busy_ns": [_busy_ns(part) for _, part in by_rank[[c.START_NS, c.END_NS]]],
+            "busy_ns": _newly_covered(rows).groupby([rows[RANK], rows[c.STEP]]).sum(),
             "bytes": by_rank[c.BYTES].sum(),
         }
     )
@@ -150,11 +150,18 @@ def _per_step(rows: pd.DataFrame) -> pd.DataFrame:
     return shortest
 
 
-def _busy_ns(part: pd.DataFrame) -> int:
-    starts, ends = union(
-        part[c.START_NS].to_numpy(dtype=np.int64), part[c.END_NS].to_numpy(dtype=np.int64)
-    )
-    return int((ends - starts).sum())
+def _newly_covered(rows: pd.DataFrame) -> pd.Series[int]:
+    """Per collective the ns that no earlier one of its rank and step covers: they add to a union.
+
+    ``rows`` are sorted by start within a step.
+    """
+    step = [rows[RANK], rows[c.STEP]]
+    reached = rows.groupby(step)[c.END_NS].cummax()
+    # filled, because a null would turn ns into floats
+    before = reached.groupby(step).shift(fill_value=_EARLIEST_NS)
+    begin = np.maximum(rows[c.START_NS], before)
+    covered: pd.Series[int] = (rows[c.END_NS] - begin).clip(lower=0)
+    return covered
 
 
 def _clock_wait(

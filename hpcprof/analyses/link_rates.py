@@ -77,12 +77,12 @@ class LinkRates:
 
 
 def link_rates(links: pd.DataFrame, nodes: Sequence[str]) -> LinkRates:
-    """Rates between ``nodes`` from a table with LINK_COLUMNS, possibly without rows.
+    """Rates between ``nodes`` from a table with LINK_COLUMNS; one without rows needs no columns.
 
     When messages went over several transports, the one with most messages is looked at.
     """
     known = tuple(sorted(nodes))
-    rows = _usable(links, known)
+    rows = _usable(links, known) if len(links) else links
     if not len(rows):
         return LinkRates(known)
     pairs = rows.groupby([NODE, PEER], sort=True)["gb_s"].agg(["max", "size"]).reset_index()
@@ -99,6 +99,8 @@ def link_rates(links: pd.DataFrame, nodes: Sequence[str]) -> LinkRates:
 
 def _usable(links: pd.DataFrame, nodes: tuple[str, ...]) -> pd.DataFrame:
     """Largest messages of each pair in which latency does not dominate, with their rate gb_s."""
+    # as text: categories of nodes and peers differ, and groups of unused ones would be empty
+    links = links.astype(dict.fromkeys((NODE, PEER, TRANSPORT), "object"))
     between = links[NODE].isin(nodes) & links[PEER].isin(nodes) & (links[NODE] != links[PEER])
     rows = links[between & (links[c.BYTES] > 0)]
     if len(rows):

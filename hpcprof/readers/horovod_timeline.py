@@ -32,10 +32,10 @@ from hpcprof.trace.frame import coded, nullable_int, spans_frame
 SOURCE = "horovod-timeline"
 NEGOTIATE = "negotiate"
 _NULL = -(2**63)
-_CHUNK_BYTES = 1024 * 1024
+_CHUNK_BYTES = 256 * 1024
 _LONGEST_EVENT = 64 * 1024  # characters; a longer one is damage, else it would swallow the file
 _BETWEEN_RE = re.compile(r"[\s,\[\]\0]*")
-_NEXT_EVENT_RE = re.compile(r'\{"(?:ph|name)"')
+_NEXT_EVENT_RE = re.compile(r'(?<!:)(?<!: )\{"(?:ph|name)"')  # not the args of one
 _LARGEST_US = 9_000_000_000_000_000  # in ns it fits int64
 _FAR_OFF_NS = 3600 * 1_000_000_000
 _DTYPE_BYTES = {

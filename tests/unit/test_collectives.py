@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcprof.analyses.arrivals import MARKED, PROFILER
@@ -107,6 +107,7 @@ def test_the_last_to_arrive_waits_for_nobody():
     assert parts["wait_ns"].tolist() == [15, 0]
 
 
+@settings(deadline=None, max_examples=40)
 @given(
     st.lists(
         st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 10**9)), min_size=3, max_size=3),
