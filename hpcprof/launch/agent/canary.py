@@ -19,6 +19,8 @@ INTERVAL_NS = 10_000_000_000
 READ_BYTES = 64 * 1024
 SCAN_FILES = 1000
 _SCAN_SECONDS = 0.05
+# so that a read of a healthy file system is told with the sample in which it was made
+_WAIT_SECONDS = 0.05
 _SCAN_DEPTH = 8  # a link to a folder above is followed no further
 
 
@@ -40,9 +42,9 @@ class Canary:
     def look(self) -> dict[str, int]:
         """The times of a read that came back since the last look, each read once, else {}.
 
-        Names as in artifacts.node_records.COUNTERS. Begins the next read when it is time. A read
-        that has not come back by the next look gives ``canary_pending_ns``, its age; no second
-        one is begun beside it.
+        Names as in artifacts.node_records.COUNTERS. Begins the next read when it is time and waits
+        for it, but at most 50 ms. One that has not come back by a later look gives
+        ``canary_pending_ns``, its age; no second one is begun beside it.
         """
         if not self._data_dir:
             return {}
@@ -53,17 +55,19 @@ class Canary:
             return self._collect(self._running)
         if now >= self._next_ns:
             self._next_ns = now + self._interval_ns
-            self._begin(self._data_dir, now)
+            return self._begin(self._data_dir, now)
         return {}
 
-    def _begin(self, data_dir: str, now: int) -> None:
+    def _begin(self, data_dir: str, now: int) -> dict[str, int]:
         reading = _Read(data_dir, self._files, now)
         try:
             reading.start()
         except RuntimeError as error:  # no more threads allowed here
             self.problem = f"no test reads of {data_dir}: {error}"
-            return
+            return {}
         self._running = reading
+        reading.join(_WAIT_SECONDS)
+        return {} if reading.is_alive() else self._collect(reading)
 
     def _collect(self, done: _Read) -> dict[str, int]:
         self._running = None

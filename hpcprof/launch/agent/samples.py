@@ -52,7 +52,6 @@ class Sampler:
             "tcp": tcp,
             "pressure": pressure,
             "nfs": nfs,
-            "canary": self._canary.look,
         }
         if HAS_PSUTIL:
             self._parts.update(processor=self._cpu, memory=memory, network=network)
@@ -70,6 +69,7 @@ class Sampler:
             counters.update(self._attempt(name, part))
         record["counters"] = counters
         record["ranks"] = self._attempt("ranks", self._ranks.read)
+        counters.update(self._attempt("canary", self._canary.look))  # last: it may wait 50 ms
         self._note("canary", self._canary.problem)
         return record
 
