@@ -17,8 +17,9 @@ from hpcprof.align.node_clock import NodeClock
 from hpcprof.align.offset_curve import Floats
 from hpcprof.trace.columns import END_NS, SEQ, START_NS, STEP
 
-RANK, NODE = "rank", "node"
+RANK = "rank"
 _KEY = [STEP, SEQ]
+_NODE, _COLLECTIVE = "node", "collective"
 
 
 class Limits(NamedTuple):
@@ -34,17 +35,19 @@ class Limits(NamedTuple):
         return Limits(self.below_times, -self.below, self.above_times, -self.above)
 
 
-def per_node(collectives: pd.DataFrame, node_of: Mapping[int, str]) -> pd.DataFrame:
-    """Last start and first end of every collective (step, seq) on every node, on its clock.
+def per_node(collectives: pd.DataFrame, node_of: Mapping[int, str]) -> dict[str, pd.DataFrame]:
+    """Node -> last start and first end of every collective on it, on its clock.
 
-    Ranks without a node are left out, and so is what one rank has twice: which is meant is not
-    known.
+    Rows are indexed by a number that a collective (step, seq) has on all nodes. Ranks without a
+    node are left out, and so is what one rank has twice: which is meant is not known.
     """
     once = collectives.drop_duplicates([RANK, *_KEY], keep=False)
-    named = once.assign(**{NODE: once[RANK].map(dict(node_of))})
-    grouped = named.dropna(subset=[NODE]).groupby([*_KEY, NODE], sort=True)
-    table: pd.DataFrame = grouped.agg({START_NS: "max", END_NS: "min"})
-    return table
+    nodes = once[RANK].map(dict(node_of)).rename(_NODE)
+    numbers = once.groupby(_KEY).ngroup()
+    numbers = numbers[nodes.notna() & (numbers >= 0)].rename(_COLLECTIVE)  # -1: no step
+    rows = once.loc[numbers.index]
+    ends = rows.groupby([nodes.loc[numbers.index], numbers]).agg({START_NS: "max", END_NS: "min"})
+    return {str(node): part.droplevel(_NODE) for node, part in ends.groupby(level=_NODE)}
 
 
 def interval_at(moment: float, limits: Limits, largest_rate: float) -> tuple[float, float]:
@@ -100,25 +103,28 @@ def violations(
     """Per node, in how many collectives its start or end contradicts that of another node.
 
     A contradiction: a start on one node after an end on another, by more than both bounds. Both
-    nodes are counted; a node with the wrong clock stands out against the others. Nodes without a
-    known clock are left out.
+    nodes are counted. Nodes without a known clock are left out.
     """
+    return contradicted(per_node(collectives, node_of), clocks)
+
+
+def contradicted(
+    tables: Mapping[str, pd.DataFrame], clocks: Mapping[str, NodeClock]
+) -> dict[str, int]:
+    """``violations`` of tables as ``per_node`` makes them."""
     nodes = sorted(node for node, clock in clocks.items() if clock.bound_ns is not None)
-    table = per_node(collectives, node_of)
-    table = table[table.index.get_level_values(NODE).isin(nodes)]
-    if not len(table):
-        return dict.fromkeys(nodes, 0)
-    keys = table.index.droplevel(NODE)
-    row, _ = pd.factorize(keys)
-    column = pd.Index(nodes).get_indexer(table.index.get_level_values(NODE))
-    shape, never = (int(row.max()) + 1, len(nodes)), np.iinfo(np.int64).max // 2
-    start, end = np.full(shape, -never), np.full(shape, never)
+    collectives = max((int(table.index.max()) + 1 for table in tables.values()), default=0)
+    never = np.iinfo(np.int64).max // 2
+    start, end = (
+        np.full((collectives, len(nodes)), -never),
+        np.full((collectives, len(nodes)), never),
+    )
     for index, node in enumerate(nodes):
-        mine = column == index
-        clock, at = clocks[node], row[mine]
-        starts, ends = (table[name].to_numpy()[mine] for name in (START_NS, END_NS))
-        start[at, index] = clock.to_job(starts) - clock.bound_at(starts)
-        end[at, index] = clock.to_job(ends) + clock.bound_at(ends)
+        if node in tables:
+            clock, row = clocks[node], tables[node].index
+            starts, ends = (tables[node][name].to_numpy() for name in (START_NS, END_NS))
+            start[row, index] = clock.to_job(starts) - clock.bound_at(starts)
+            end[row, index] = clock.to_job(ends) + clock.bound_at(ends)
     counts = {}
     for index, node in enumerate(nodes):
         others = np.arange(len(nodes)) != index

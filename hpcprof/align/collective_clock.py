@@ -15,12 +15,13 @@ where ends on two nodes lie further apart than the shortest collective takes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from hpcprof.align.causality import NODE, Limits, interval_at, rates
+from hpcprof.align.causality import Limits, interval_at, rates
 from hpcprof.align.drift import MAX_DRIFT, RHO, RHO_PPB, theil_sen
 from hpcprof.align.node_clock import BOUNDED, NodeClock
 from hpcprof.align.offset_curve import Floats, Int64s, OffsetCurve
@@ -68,14 +69,17 @@ class _Ends(NamedTuple):
     base_middle: Int64s
 
 
-def fit(node: str, table: pd.DataFrame, base: NodeClock, run_ns: tuple[int, int]) -> NodeClock:
+def fit(
+    node: str, tables: Mapping[str, pd.DataFrame], base: NodeClock, run_ns: tuple[int, int]
+) -> NodeClock:
     """The node's clock against the reference node's CLOCK_MONOTONIC.
 
-    ``table`` is ``causality.per_node``; ``base`` a node that is aligned already (the reference
+    ``tables`` is ``causality.per_node``; ``base`` a node that is aligned already (the reference
     itself, offset 0); ``run_ns`` the run on the node's clock. Raises InputError when there are too
     few collectives or they contradict each other too often.
     """
-    ends = _ends(node, table, base)
+    there = tables.get(base.node, tables[node].iloc[:0])
+    ends = _ends(tables[node], there, base)
     if len(ends.end) < FEWEST:
         raise InputError(
             f"node {node}: {len(ends.end)} collectives in common with node {base.node}; "
@@ -112,17 +116,8 @@ def fit(node: str, table: pd.DataFrame, base: NodeClock, run_ns: tuple[int, int]
     )
 
 
-def shared(table: pd.DataFrame, a: str, b: str) -> int:
-    """How many collectives both nodes have."""
-    names = table.index.get_level_values(NODE)
-    keys = [table.index[names == node].droplevel(NODE) for node in (a, b)]
-    return len(keys[0].intersection(keys[1]))
-
-
-def _ends(node: str, table: pd.DataFrame, base: NodeClock) -> _Ends:
-    names = table.index.get_level_values(NODE)
-    mine, its = (table[names == name].droplevel(NODE) for name in (node, base.node))
-    both = mine.join(its.add_suffix("_base"), how="inner").sort_values(END_NS)
+def _ends(here: pd.DataFrame, there: pd.DataFrame, base: NodeClock) -> _Ends:
+    both = here.join(there.add_suffix("_base"), how="inner").sort_values(END_NS)
     its_start, its_end = (both[f"{name}_base"].to_numpy() for name in (START_NS, END_NS))
     middle = base.to_job(its_end)
     return _Ends(

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from hpcprof.align import agent_clock, collective_clock, wall_clock
-from hpcprof.align.causality import NODE, per_node, violations
+from hpcprof.align.causality import contradicted, per_node
 from hpcprof.align.drift import RHO_PPB
 from hpcprof.align.node_clock import BOUNDED, TIGHT, UNCALIBRATED, UTC_ONLY, NodeClock
 from hpcprof.errors import InputError
@@ -25,17 +25,15 @@ Anchors = Mapping[str, Mapping[int, pd.DataFrame]]
 
 @dataclass(frozen=True)
 class _Given:
-    """What there is to align by. ``ends`` is ``causality.per_node`` or None."""
+    """What there is to align by. ``ends`` is ``causality.per_node``."""
 
     anchors: Anchors
     exchanges: Mapping[str, pd.DataFrame]
-    ends: pd.DataFrame | None
+    ends: Mapping[str, pd.DataFrame]
 
     def nodes(self, reference: str | None) -> list[str]:
         """Every node anybody mentions: those with anchors first, as given."""
-        named = [*self.anchors, *self.exchanges]
-        if self.ends is not None:
-            named += sorted(set(self.ends.index.get_level_values(NODE)))
+        named = [*self.anchors, *self.exchanges, *self.ends]
         if reference is not None and self.exchanges:
             named.append(reference)
         return list(dict.fromkeys(named))
@@ -51,9 +49,9 @@ class _Given:
         if node in self.exchanges and len(self.exchanges[node]):
             table = self.exchanges[node]
             times += [int(table[agent_clock.SENT_NS].min()), int(table[agent_clock.SENT_NS].max())]
-        if self.ends is not None:
-            mine = self.ends[self.ends.index.get_level_values(NODE) == node]
-            times += [int(mine[START_NS].min()), int(mine[END_NS].max())] if len(mine) else []
+        if node in self.ends:
+            table = self.ends[node]
+            times += [int(table[START_NS].min()), int(table[END_NS].max())]
         return (min(times), max(times)) if times else None
 
 
@@ -74,10 +72,10 @@ def fit_nodes(
     """
     if exchanges and reference is None:
         raise ValueError("exchanges mean nothing without the node they were made with")
-    ends = None
-    if collectives is not None and len(collectives) and node_of:
-        ends = per_node(collectives, node_of)
-    given = _Given(anchors, exchanges or {}, ends)
+    if collectives is None or node_of is None:
+        given = _Given(anchors, exchanges or {}, {})
+    else:
+        given = _Given(anchors, exchanges or {}, per_node(collectives, node_of))
     nodes = given.nodes(reference)
     walls = wall_clock.fit_nodes({node: anchors.get(node, {}) for node in nodes})
     if len(nodes) < 2:
@@ -85,9 +83,7 @@ def fit_nodes(
     notes: dict[str, list[str]] = {node: [] for node in nodes}
     aligned = _aligned(given, nodes, reference, notes)
     clocks = _on_one_clock(walls, aligned, given) if len(aligned) > 1 else walls
-    counts: Mapping[str, int] = {}
-    if collectives is not None and node_of and ends is not None:
-        counts = violations(collectives, clocks, node_of)
+    counts = contradicted(given.ends, clocks)
     return {
         node: replace(
             clock,
@@ -121,18 +117,16 @@ def _aligned(
     Adds to ``notes`` why a better method did not work. The reference comes first.
     """
     by_agent = {} if reference is None else _by_agent(given, nodes, reference, notes)
-    counts = {} if given.ends is None else given.ends.groupby(level=NODE).size().to_dict()
-    if not by_agent and counts and reference not in counts:
-        reference = str(max(sorted(counts, key=str), key=lambda node: counts[node]))
+    if not by_agent and given.ends and reference not in given.ends:
+        reference = max(sorted(given.ends), key=lambda node: len(given.ends[node]))
     if reference is None:
         return {}
     method, status = (agent_clock.METHOD, TIGHT) if by_agent else (collective_clock.METHOD, BOUNDED)
     own = NodeClock(reference, 0, 0, 0, 1, method, status, rho_ppb=RHO_PPB)
     aligned = {reference: own, **by_agent}
-    if given.ends is not None:
-        for node in nodes:
-            if node != reference:
-                _by_collectives(given, given.ends, node, aligned, notes[node])
+    for node in nodes:
+        if node != reference and node in given.ends:
+            _by_collectives(given, node, aligned, notes[node])
     return aligned
 
 
@@ -154,20 +148,15 @@ def _by_agent(
 
 
 def _by_collectives(
-    given: _Given,
-    ends: pd.DataFrame,
-    node: str,
-    aligned: dict[str, NodeClock],
-    notes: list[str],
+    given: _Given, node: str, aligned: dict[str, NodeClock], notes: list[str]
 ) -> None:
     """Check the node's clock by collectives, or align it by them when it has none yet."""
     known = aligned.get(node)
-    shared = {name: collective_clock.shared(ends, node, name) for name in aligned if name != node}
-    base = aligned[max(shared, key=lambda name: shared[name])]
-    if known is not None and shared[base.node] < collective_clock.FEWEST:
+    base, shared = _base(given.ends, node, aligned)
+    if known is not None and shared < collective_clock.FEWEST:
         return  # too few to check anything by
     try:
-        found = collective_clock.fit(node, ends, base, given.run_ns(node) or (0, 0))
+        found = collective_clock.fit(node, given.ends, base, given.run_ns(node) or (0, 0))
     except InputError as error:
         notes.append(str(error))
         return
@@ -175,6 +164,25 @@ def _by_collectives(
         aligned[node] = found
     else:
         notes += _disagreement(known, found)
+
+
+def _base(
+    ends: Mapping[str, pd.DataFrame], node: str, aligned: Mapping[str, NodeClock]
+) -> tuple[NodeClock, int]:
+    """The aligned node to compare ``node`` with, and how many collectives they share.
+
+    The reference when they share enough: its own clock adds no error.
+    """
+    most = -1
+    for name, clock in aligned.items():
+        if name == node:
+            continue
+        shared = 0 if name not in ends else len(ends[name].index.intersection(ends[node].index))
+        if shared > most:
+            base, most = clock, shared
+        if most >= collective_clock.FEWEST:
+            break
+    return base, most
 
 
 def _disagreement(agent: NodeClock, collective: NodeClock) -> list[str]:
