@@ -40,6 +40,11 @@ class ArtifactPaths:
         return self.root / "store"
 
     @property
+    def figures(self) -> Path:
+        """What the figures of the page show, made by collect."""
+        return self.store / "figures.json"
+
+    @property
     def findings(self) -> Path:
         """Verdict as JSON, made by collect."""
         return self.root / "findings.json"

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hpcprof.reports.quality_tables import clock_table, order_note, quality_table
+from hpcprof.reports.table import Table
 from hpcprof.units import (
     counted,
     duration,
@@ -38,24 +40,20 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Table:
-    """Column heads and rows of text; ``note`` stands below."""
-
-    title: str
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str
-
-
-@dataclass(frozen=True)
 class Document:
-    """A whole report: headline, labelled facts, findings, labelled remarks, tables."""
+    """A whole report: headline, labelled facts, findings, labelled remarks, tables.
+
+    ``appendix`` (clocks, what was recorded) and ``order_note`` (what a timeline can show of order
+    between nodes) are for pages; a screen has no room for them.
+    """
 
     headline: str
     facts: tuple[tuple[str, str], ...]
     entries: tuple[Entry, ...]
     remarks: tuple[tuple[str, str], ...]
     tables: tuple[Table, ...]
+    appendix: tuple[Table, ...]
+    order_note: str
 
 
 def build_document(record: dict[str, Any]) -> Document:
@@ -70,6 +68,8 @@ def build_document(record: dict[str, Any]) -> Document:
         entries=tuple(_entry(number, finding) for number, finding in enumerate(judged, start=1)),
         remarks=tuple(remarks),
         tables=tuple(_tables(record)),
+        appendix=(clock_table(record), quality_table(record)),
+        order_note=order_note(record),
     )
 
 

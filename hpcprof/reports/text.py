@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import re
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from hpcprof.reports.document import Document, Entry, Table
+from hpcprof.reports.document import Document, Entry
+from hpcprof.reports.table import Table
 
 _LABEL_WIDTH = 12
 # stands for the space between a number and its unit while lines are wrapped: rich breaks at a
@@ -91,7 +92,8 @@ def _without_repeats(lines: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str
 def _table(table: Table) -> list[RenderableType]:
     rich_table = RichTable(box=None, padding=(0, 1, 0, 0), title_justify="left", pad_edge=False)
     for number, head in enumerate(table.heads):
-        rich_table.add_column(head, justify="left" if number < 3 else "right", no_wrap=True)
+        justify: JustifyMethod = "left" if number in table.text_columns else "right"
+        rich_table.add_column(head, justify=justify, no_wrap=True)
     for row in table.rows:
         rich_table.add_row(*(Text(cell) for cell in row))
     return [Text(table.title, style="bold"), rich_table, _wrappable(table.note, "dim")]

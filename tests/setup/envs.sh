@@ -181,7 +181,7 @@ lock envs
 [ $# -gt 0 ] || set -- venv-dev tensorflow horovod
 for part in "$@"; do
     case $part in
-    venv) make_venv '' ;;
+    venv) make_venv html ;; # the demo shows its page
     venv-dev) make_venv dev ;;
     tensorflow) make_tensorflow ;;
     horovod) make_horovod ;;

@@ -46,7 +46,7 @@ THIRD_PARTY = {
     "align": {"numpy", "pandas"},
     "analyses": {"numpy", "pandas"},
     "findings": set(),
-    "reports": {"rich"},
+    "reports": {"rich", "jinja2", "bokeh", "markupsafe", "numpy"},
     "pipeline": {"pandas"},
     "launch": {"mpi4py", "psutil"},
     "annotate": {"nvtx"},
