@@ -262,6 +262,36 @@ def test_an_empty_timeline_gives_no_spans(tmp_path):
     assert len(to_spans(timeline, anchors(EPOCH_US * 1000, 1))) == 0
 
 
+# as Horovod 0.28.1 with MPI wrote it: names line by line, all events on one line
+REAL = (
+    "[\n"
+    '{"name": "process_name", "ph": "M", "pid": 0, '
+    '"args": {"start_time_since_epoch_in_micros":1796084958707781}},\n'
+    '{"name": "process_sort_index", "ph": "M", "pid": 0, "args": {"sort_index": 0}},\n'
+    '{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "HorovodAllreduce"}},\n'
+    '{"name": "process_sort_index", "ph": "M", "pid": 1, "args": {"sort_index": 1}},\n'
+    '{"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": 1127124, "pid": 1},'
+    '{"ph": "X", "name": "0", "ts": 1127125, "pid": 1, "dur": 0},'
+    '{"ph": "X", "name": "1", "ts": 1670549, "pid": 1, "dur": 0},'
+    '{"ph": "E", "ts": 1670551, "pid": 1},'
+    '{"ph": "B", "name": "ALLREDUCE", "ts": 1670608, "pid": 1},'
+    '{"ph": "B", "name": "MPI_ALLREDUCE", "ts": 1670614, "pid": 1},'
+    '{"ph": "E", "ts": 1697824, "pid": 1},'
+    '{"ph": "E", "ts": 1697864, "pid": 1, "args": {"dtype": "float32", "shape": "[1000, 10]"}}'
+    "]"
+)
+
+
+def test_what_horovod_itself_wrote_is_read(tmp_path):
+    timeline = read_timeline(written(tmp_path, REAL))
+    assert timeline.warnings == ()
+    (row,) = timeline.operations.astype(object).to_numpy().tolist()
+    assert row[:3] == ["HorovodAllreduce", "allreduce", 40_000]  # 1000 x 10 float32
+    assert row[3:] == [1_127_124_000, 1_670_551_000, 1_670_608_000, 1_697_864_000]
+    assert timeline.pieces["name"].tolist() == ["mpi_allreduce"]
+    assert timeline.ready_ns(0) == {0: 1_127_125_000, 1: 1_670_549_000}
+
+
 @pytest.mark.parametrize(
     ("name", "started", "operations", "with_ticks"),
     [
