@@ -91,7 +91,7 @@ def _samples(node: str, exchanges: pd.DataFrame) -> tuple[Int64s, Int64s, Int64s
         warnings.append(f"node {node}: in {torn} bursts of its agent the round trips disagree")
     if turned:
         warnings.append(f"node {node}: {turned} bursts of its agent run backwards; left out")
-    columns = np.array(kept, dtype=np.int64).reshape(-1, 3)
+    columns = _without_wide(np.array(kept, dtype=np.int64).reshape(-1, 3))
     return columns[:, 0], columns[:, 1], columns[:, 2], warnings
 
 
@@ -122,6 +122,29 @@ def _forward(samples: list[tuple[int, int, int]]) -> tuple[list[tuple[int, int, 
         if is_first or (sample[0] > kept[-1][0] and sum(sample[:2]) > sum(kept[-1][:2])):
             kept.append(sample)
     return kept, len(samples) - len(kept)
+
+
+def _without_wide(samples: Int64s) -> Int64s:
+    """Without samples (rows time, offset, half-width) that say less than their neighbours do.
+
+    A burst on a busy network: kept, it would widen the bound around it. One that contradicts its
+    neighbours stays.
+    """
+    for time in samples[np.argsort(-samples[:, 2], kind="stable"), 0]:
+        at = int(np.searchsorted(samples[:, 0], time))
+        if samples[at, 2] <= 2 * np.median(samples[:, 2]):
+            break
+        if 0 < at < len(samples) - 1:
+            before, this, after = samples[at - 1] - samples[at], samples[at], samples[at + 1]
+            length = int(after[0] - this[0]) - int(before[0])
+            part = -int(before[0]) / length
+            expected = before[1] + (after[1] - this[1] - before[1]) * part
+            widths = (samples[at - 1, 2], after[2])
+            bound = widths[0] + (widths[1] - widths[0]) * part
+            bound += RHO * min(-before[0], after[0] - this[0])
+            if bound < this[2] and abs(expected) <= this[2] + bound:
+                samples = np.delete(samples, at, axis=0)
+    return samples
 
 
 def _steps(times: Int64s, offsets: Int64s, widths: Int64s) -> Any:

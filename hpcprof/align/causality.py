@@ -50,14 +50,14 @@ def per_node(collectives: pd.DataFrame, node_of: Mapping[int, str]) -> dict[str,
     return {str(node): part.droplevel(_NODE) for node, part in ends.groupby(level=_NODE)}
 
 
-def interval_at(moment: float, limits: Limits, largest_rate: float) -> tuple[float, float]:
-    """(lowest, highest) value the offset can have had at ``moment``.
+def intervals_at(moments: Floats, limits: Limits, largest_rate: float) -> tuple[Floats, Floats]:
+    """Lowest and highest values the offset can have had at ``moments``.
 
     Assumes that its rate stays within +-``largest_rate`` and that any two of its rates differ by
     RHO at most. lowest > highest: the limits contradict each other.
     """
-    highest = _highest(moment, limits, largest_rate)
-    return -_highest(moment, limits.mirrored(), largest_rate), highest
+    highest = _highest(moments, limits, largest_rate)
+    return -_highest(moments, limits.mirrored(), largest_rate), highest
 
 
 def rates(limits: Limits, largest_rate: float) -> tuple[float, float]:
@@ -65,27 +65,29 @@ def rates(limits: Limits, largest_rate: float) -> tuple[float, float]:
     return -_highest_rate(limits.mirrored(), largest_rate), _highest_rate(limits, largest_rate)
 
 
-def _highest(moment: float, limits: Limits, largest_rate: float) -> float:
-    """Every line below is a true statement about the offset; the smallest counts."""
-    times, values = limits.above_times, limits.above
-    found = [values + largest_rate * np.abs(moment - times)]
-    # between two upper limits: on their chord, but for what the rate may change between them
-    left, right = times < moment, times > moment
-    if left.any() and right.any():
-        before, after = moment - times[left][:, None], times[right][None, :] - moment
+def _highest(moments: Floats, limits: Limits, largest_rate: float) -> Floats:
+    """Every line below is a true statement about the offset; the smallest counts.
+
+    Axes: moment, upper limit, another limit.
+    """
+    at, times, values = moments[:, None], limits.above_times, limits.above
+    found = [(values + largest_rate * np.abs(at - times)).min(axis=1)]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # between two upper limits: on their chord, but for what the rate may change between them
+        before, after = (at - times)[:, :, None], (times - at)[:, None, :]
         length = before + after
-        chord = (values[left][:, None] * after + values[right][None, :] * before) / length
-        found.append((chord + RHO * before * after / length).ravel())
-    # from a lower limit through an upper one and on: the mean rate there was no steeper
-    for direction in (1.0, -1.0):
-        ahead = direction * (moment - times)
-        run = direction * (times[:, None] - limits.below_times[None, :])
-        is_used = (run > 0) & (ahead[:, None] > 0)
-        if is_used.any():
-            rate = (values[:, None] - limits.below[None, :]) / np.where(is_used, run, 1.0)
-            reached = values[:, None] + (rate + RHO) * ahead[:, None]
-            found.append(reached[is_used])
-    return float(min(part.min() for part in found))
+        chord = (values[:, None] * after + values[None, :] * before) / length
+        bent = chord + RHO * before * after / length
+        found.append(np.where((before > 0) & (after > 0), bent, np.inf).min(axis=(1, 2)))
+        # from a lower limit through an upper one and on: the mean rate there was no steeper
+        rise = values[:, None] - limits.below[None, :]
+        for direction in (1.0, -1.0):
+            run = direction * (times[:, None] - limits.below_times[None, :])
+            steepest = np.where(run > 0, rise / run + RHO, np.inf).min(axis=1)
+            ahead = direction * (at - times)
+            found.append(np.where(ahead > 0, values + steepest * ahead, np.inf).min(axis=1))
+    highest: Floats = np.min(found, axis=0)
+    return highest
 
 
 def _highest_rate(limits: Limits, largest_rate: float) -> float:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from hpcprof.align.causality import Limits, interval_at, rates
+from hpcprof.align.causality import Limits, intervals_at, rates
 from hpcprof.align.drift import MAX_DRIFT, RHO, RHO_PPB, theil_sen
 from hpcprof.align.node_clock import BOUNDED, NodeClock
 from hpcprof.align.offset_curve import Floats, Int64s, OffsetCurve
@@ -161,9 +161,9 @@ def _guaranteed(
         up = np.array([block[np.argmin(above[block])] for block in blocks])
         down = np.array([block[np.argmax(below[block])] for block in blocks])
         limits = Limits(above_times[up], above[up], below_times[down], below[down])
-        found = np.array([interval_at(knot, limits, largest_rate) for knot in knots.tolist()])
-        if (found[:, 0] <= found[:, 1]).all():
-            return limits, found[:, 0], found[:, 1], dropped
+        low, high = intervals_at(knots.astype(np.float64), limits, largest_rate)
+        if (low <= high).all():
+            return limits, low, high, dropped
         broken = np.maximum(-above[kept], below[kept])
         worst = int(np.argmax(broken))
         dropped.append(float(broken[worst]))
