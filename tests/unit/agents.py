@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +40,25 @@ def environ(clocks: Path | None = None) -> dict[str, str]:
 class Agents:
     """Agents 0 … n−1 on nodes node0 … of one run folder, as processes of this machine."""
 
-    def __init__(self, run_dir: Path, tasks: int, *options: str, clocks: Path | None = None):
+    def __init__(
+        self,
+        run_dir: Path,
+        tasks: int,
+        *options: str,
+        clocks: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ):
+        env = environ(clocks) | dict(environment or {})
         self.run_dir = run_dir
         self.paths = ArtifactPaths(run_dir)
         run_dir.mkdir(exist_ok=True)
         (run_dir / "run.json").write_text("{}")
-        self.processes = [self._start(task, tasks, options, clocks) for task in range(tasks)]
+        self.processes = [self._start(task, tasks, options, env) for task in range(tasks)]
 
     def _start(
-        self, task: int, tasks: int, options: Sequence[str], clocks: Path | None
+        self, task: int, tasks: int, options: Sequence[str], env: dict[str, str]
     ) -> subprocess.Popen[str]:
-        env = environ(clocks)
-        env |= {"SLURM_PROCID": str(task), "SLURM_STEP_NUM_TASKS": str(tasks)}
+        env = env | {"SLURM_PROCID": str(task), "SLURM_STEP_NUM_TASKS": str(tasks)}
         env |= {"SLURM_LOCALID": "0", "SLURMD_NODENAME": f"node{task}"}
         return subprocess.Popen(
             argv(self.run_dir, *options), env=env, stderr=subprocess.PIPE, text=True
@@ -117,6 +124,11 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "what was waited for did not happen"
         time.sleep(0.05)
+
+
+def is_silence(note: str) -> bool:
+    """Whether a note says that a peer was late, as happens on a machine that is busy with more."""
+    return "does not answer" in note or "takes no data" in note
 
 
 def write_clocks(path: Path, rates_ppb: dict[str, int]) -> dict[str, Any]:

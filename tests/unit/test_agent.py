@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -41,7 +42,8 @@ def test_three_agents_bracket_their_true_clock_offsets_and_end_on_sigterm(tmp_pa
         first = agents.records(started.paths.node_clock(node))[0]
         assert (first["kind"], first["node"], first["schema"]) == ("agent", node, 1)
         assert (first["reference"], first["transport"]) == ("node0", "udp")
-        assert started.clock(task, "note") == []
+        notes = [record["text"] for record in started.clock(task, "note")]
+        assert [note for note in notes if not agents.is_silence(note)] == []
         assert [record["reason"] for record in started.clock(task, "end")] == ["SIGTERM"]
     assert started.clock(0, "exchange") == []
     for task in (1, 2):
@@ -357,3 +359,37 @@ def test_a_wall_reading_lies_in_its_bracket():
 def test_long_jobs_are_sampled_less_often(age: float, pause: float):
     assert pause_s(age, 2.0) == pause
     assert pause_s(age, 90.0) == 90.0
+
+
+CHILD = """
+import os, signal, sys, time
+from hpcprof.launch.agent import mpi_child
+from hpcprof.launch.signals import SignalInbox
+mpi_child.START_SECONDS = mpi_child.LAST_SECONDS = 0.5
+inbox = SignalInbox()
+def body(started):
+    {body}
+print(mpi_child.run(body, inbox))
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "outcome"),
+    [
+        ("time.sleep(600)", "not started"),
+        ("sys.exit(3)", "not started"),
+        ("pass", "not started"),
+        ("started(); os._exit(3)", "broke off"),
+        ("started(); os.kill(os.getpid(), signal.SIGKILL)", "broke off"),
+        ("started()", "ended"),
+        # the signal comes, and the child takes no notice, as one that hangs in MPI_Finalize
+        ("started(); os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)", "ended"),
+        ("os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)", "ended"),
+    ],
+)
+def test_the_part_with_mpi_is_watched(body: str, outcome: str):
+    code = CHILD.format(body=body)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=agents.environ(), capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, outcome + "\n", "")

@@ -14,6 +14,9 @@ from hpcprof.errors import InputError
 
 TOKEN_BYTES = 16
 _SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of an interface
+# networks within a node, of containers and virtual machines: they lead nowhere
+_WITHIN_NODE = ("docker", "veth", "br-", "virbr", "cni", "cali", "podman")
+_MOST_HOSTS = 4  # each costs the others a wait when it cannot be reached
 _ADDRESS_AT = 20  # of struct ifreq: name (16), family (2), port (2), address (4)
 
 
@@ -36,14 +39,20 @@ def own_hosts() -> list[str]:
     """
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
+        for name in _interfaces():
             try:
                 request = struct.pack("256s", name.encode()[:15])
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
             except OSError:
                 continue  # the interface has no IPv4 address
             found.append(socket.inet_ntoa(answer[_ADDRESS_AT : _ADDRESS_AT + 4]))
-    return [host for host in found if not host.startswith("127.")] or ["127.0.0.1"]
+    reachable = [host for host in found if not host.startswith("127.")]
+    return reachable[:_MOST_HOSTS] or ["127.0.0.1"]
+
+
+def _interfaces() -> list[str]:
+    names = [name for _, name in socket.if_nameindex()]
+    return sorted(names, key=lambda name: name.startswith(_WITHIN_NODE))
 
 
 class AddressBook:

@@ -61,7 +61,7 @@ class Life:
         begun = time.monotonic() + turn
         self._serve_until(begun)
         while not self._ending.stop.is_set():
-            self._burst(_BURST_SECONDS, with_links=self._burst_number % _LINKS_EVERY == 0)
+            self._burst(with_links=self._burst_number % _LINKS_EVERY == 0)
             passed = (time.monotonic() - begun) // interval + 1
             self._serve_until(begun + passed * interval)
         self._end()
@@ -97,12 +97,13 @@ class Life:
     def _serve_until(self, moment: float) -> None:
         self._transport.serve(moment - time.monotonic(), self._ending.stop)
 
-    def _burst(self, seconds: float, *, with_links: bool) -> None:
-        """Measure once; at the latest after ``seconds`` nothing new is begun."""
+    def _burst(self, *, with_links: bool, is_last: bool = False) -> None:
+        """Measure once; when it takes long, or the end has come meanwhile, nothing new is begun."""
+        seconds = _LAST_BURST_SECONDS if is_last else _BURST_SECONDS
         deadline = time.monotonic() + seconds
 
         def is_over() -> bool:
-            return time.monotonic() > deadline
+            return time.monotonic() > deadline or (not is_last and self._ending.stop.is_set())
 
         self._journal.clock.append(measure.wall_reading())
         if self._task != REFERENCE_TASK:
@@ -139,7 +140,7 @@ class Life:
         begun = time.monotonic()
         never = self._ending.never
         self._transport.serve(self._task * slot, never)
-        self._burst(_LAST_BURST_SECONDS, with_links=True)
+        self._burst(with_links=True, is_last=True)
         if self._tasks > 1:
             stay_until = begun + self._tasks * slot + _LINGER_SECONDS
             self._transport.serve(stay_until - time.monotonic(), never)

@@ -19,8 +19,15 @@ _PING_TAG, _PONG_TAG, _DATA_TAG, _ACK_TAG = 1, 2, 3, 4
 _NUMBER = struct.Struct("!Q")
 _PONG = struct.Struct("!Qqq")  # number of the ping, arrived_ns, answered_ns
 _NAME_BYTES = 256
-_SLEEP_SECONDS = 0.015  # between looks while nobody asks
+_SLEEP_SECONDS = 0.02  # between looks while nobody asks
 _TIGHT_SECONDS = 0.005  # after a message the next one of its burst is awaited without sleeping
+# the agent touches no GPU; Cray MPICH even aborts when asked for GPUs by a program without them
+_WITHOUT_GPUS = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "OMPI_MCA_opal_cuda_support": "0",
+    "MPICH_GPU_SUPPORT_ENABLED": "0",
+}
+_LARGEST_BYTES = 1024 * 1024 + _NUMBER.size
 _PATIENT_SECONDS = 0.05  # an answer that takes longer is awaited with sleeps
 _PING_SECONDS = 0.5
 _LINK_SECONDS = 3.0
@@ -43,8 +50,10 @@ class MpiTransport:
         self._number = 0
         self._answers: dict[int, bytes] = {}  # by tag, what the latest answer to us said
         self._heard = 0.0
+        # kept, as getting a megabyte takes as long as sending it over a fast fabric
+        self._received = bytearray(_LARGEST_BYTES)
         # buffers must live as long as their requests, also of those given up
-        self._sending: list[tuple[Any, bytes | bytearray]] = []
+        self._sending: list[tuple[Any, bytes | memoryview]] = []
 
     @classmethod
     def start(cls, task: int, tasks: int, node: str, seconds: float) -> MpiTransport:
@@ -53,6 +62,7 @@ class MpiTransport:
         Raises MpiUnusableError, or ImportError without mpi4py. May block or end the process: see
         ``mpi_child``.
         """
+        os.environ.update(_WITHOUT_GPUS)
         import mpi4py
 
         mpi4py.rc.initialize = False
@@ -102,7 +112,7 @@ class MpiTransport:
         """Nothing is kept for a burst."""
 
     def serve(self, seconds: float, stop: threading.Event) -> None:
-        """Answer the others, with a look every 15 ms while they are quiet."""
+        """Answer the others, with a look every 20 ms while they are quiet."""
         until = time.monotonic() + seconds
         while not stop.is_set():
             now = time.monotonic()
@@ -171,14 +181,20 @@ class MpiTransport:
             self._answers[tag] = bytes(message)
         return True
 
-    def _take(self, source: int, tag: int, size: int) -> bytearray:
-        """Receive what was announced. Raises PeerSilentError when the rest does not come."""
-        message = bytearray(size)
+    def _take(self, source: int, tag: int, size: int) -> memoryview:
+        """Receive what was announced; holds until the next call.
+
+        Raises PeerSilentError when the rest does not come.
+        """
+        if size > len(self._received):
+            self._received = bytearray(size)
+        message = memoryview(self._received)[:size]
         request = self._world.Irecv([message, self._mpi.BYTE], source=source, tag=tag)
         deadline = time.monotonic() + _LINK_SECONDS
         while not request.Test():
             if time.monotonic() > deadline:
                 self._sending.append((request, message))  # it may still be written into
+                self._received = bytearray(_LARGEST_BYTES)
                 raise PeerSilentError(f"{self.nodes[source]} stopped in the middle of a message")
         return message
 

@@ -71,7 +71,7 @@ class NoTransport:
         self.nodes: Mapping[int, str] = {task: node}
 
     def seek(self, tasks: Iterable[int]) -> bool:
-        return all(task in self.nodes for task in tasks)
+        return True  # waiting would find nobody
 
     def ping(self, task: int) -> Exchange:
         raise PeerSilentError("there is no connection to other nodes")
