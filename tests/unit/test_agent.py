@@ -393,3 +393,64 @@ def test_the_part_with_mpi_is_watched(body: str, outcome: str):
         [sys.executable, "-c", code], env=agents.environ(), capture_output=True, text=True
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, outcome + "\n", "")
+
+
+HANGING = """
+import os, signal, time
+from hpcprof.launch.agent import ending
+from hpcprof.launch.signals import SignalInbox
+{shorter}
+started = ending.Ending(SignalInbox())
+os.kill(os.getpid(), signal.SIGTERM)
+started.stop.wait()
+print(started.reason, flush=True)
+{then}
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("shorter", "then"),
+    [
+        ("ending.LAST_SECONDS = 0.3", ""),
+        (
+            "ending.SECOND_AFTER_SECONDS = 0.1",
+            "time.sleep(0.3); os.kill(os.getpid(), signal.SIGTERM)",
+        ),
+    ],
+    ids=["the time is over", "a second signal"],
+)
+def test_an_agent_that_hangs_at_the_end_leaves_with_code_0(shorter: str, then: str):
+    code = HANGING.format(shorter=shorter, then=then)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=agents.environ(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "SIGTERM\n", "")
+
+
+def test_an_agent_ends_when_whoever_started_it_is_gone(tmp_path: Path):
+    code = (
+        "import subprocess, sys; p = subprocess.Popen(sys.argv[1:], stderr=subprocess.DEVNULL);"
+        "print(p.pid, flush=True); sys.stdin.read()"
+    )
+    (tmp_path / "run.json").write_text("{}")
+    env = agents.environ() | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+    env |= {"SLURMD_NODENAME": "node0"}
+    starter = subprocess.Popen(
+        [sys.executable, "-c", code, *agents.argv(tmp_path)],
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )
+    clock = ArtifactPaths(tmp_path).node_clock("node0")
+    try:
+        agents.wait_until(lambda: len(agents.of_kind(clock, "wall")) > 0)
+    finally:
+        starter.kill()
+        starter.communicate()
+    agents.wait_until(lambda: len(agents.of_kind(clock, "end")) > 0)
+    assert "gone" in agents.of_kind(clock, "end")[0]["reason"]

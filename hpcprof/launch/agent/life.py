@@ -21,6 +21,7 @@ from hpcprof.launch.agent.transport import PeerSilentError, Transport
 REFERENCE_TASK = 0
 _LINKS_EVERY = 5  # bursts
 _MEET_SECONDS = 60.0  # network file systems show a new file late
+_NEIGHBOUR_SECONDS = 10.0  # one agent that did not start must not cost others their clocks
 _BURST_SECONDS = 5.0
 _LAST_BURST_SECONDS = 1.5
 _SLOT_SECONDS = 0.1  # bursts of different tasks are that far apart, or less when there are many
@@ -67,14 +68,16 @@ class Life:
         self._end()
 
     def _meet(self) -> None:
-        """Wait until those that we measure are known, or _MEET_SECONDS are over."""
+        """Wait until those that we measure are known, but not long for neighbours."""
         needed = {REFERENCE_TASK, *self._neighbours}
-        deadline = time.monotonic() + _MEET_SECONDS
+        begun = time.monotonic()
         pause = 0.1
         while not self._transport.seek(needed) and not self._ending.stop.is_set():
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - begun
+            has_reference = REFERENCE_TASK in self._transport.nodes
+            if waited > (_NEIGHBOUR_SECONDS if has_reference else _MEET_SECONDS):
                 missing = sorted(needed - set(self._transport.nodes))
-                self._journal.note(f"no agent seen on the nodes of tasks {missing}")
+                self._journal.note(f"after {waited:.0f} s no agent was seen of tasks {missing}")
                 return
             self._transport.serve(pause, self._ending.stop)
             pause = min(2 * pause, 2.0)
