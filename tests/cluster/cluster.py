@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from . import faults, processes
+from . import clocks, faults, processes
+from .clocks import ClockSkew, SkewedClocks
 from .errors import ClusterError
 from .layout import Layout, node_name
 from .network import address
@@ -223,6 +224,16 @@ class Cluster:
     ) -> AbstractContextManager[None]:
         """Let one node read below `path` at no more than `mb_per_s` (10⁶ bytes per second)."""
         return faults.slow_filesystem(self, node, Path(path), mb_per_s)
+
+    def slow_network(
+        self, node: str, mbit_per_s: float, *, receive: bool = False
+    ) -> AbstractContextManager[None]:
+        """Limit what a node sends, with `receive` also what it receives (10⁶ bits per second)."""
+        return faults.slow_network(self, node, mbit_per_s, receive=receive)
+
+    def skewed_clocks(self, skews: Mapping[str, ClockSkew]) -> AbstractContextManager[SkewedClocks]:
+        """Let hpcprof's clocks on these nodes be wrong in jobs that get `.env` of the result."""
+        return clocks.skewed_clocks(self, skews)
 
     def full_disk(self, path: str | os.PathLike[str], mb: float) -> AbstractContextManager[None]:
         """Put an empty filesystem of `mb` MiB over `path`, seen by the host and all nodes."""

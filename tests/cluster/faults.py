@@ -1,7 +1,7 @@
 """Faults with a known cause. All but the killed rank are undone at the end of their `with`.
 
-What a fault creates is in `state.json` first, so a killed test leaves nothing that
-`make cluster-down` would not remove.
+What a fault creates is in `state.json` first, or part of something that is, so a killed test
+leaves nothing that `make cluster-down` would not remove.
 """
 
 from __future__ import annotations
@@ -80,6 +80,29 @@ def slow_filesystem(cluster: Cluster, node: str, path: Path, mb_per_s: float) ->
 
 
 @contextlib.contextmanager
+def slow_network(
+    cluster: Cluster, node: str, mbit_per_s: float, *, receive: bool = False
+) -> Iterator[None]:
+    """Limit what one node sends to `mbit_per_s` (10⁶ bits per second), and nothing else.
+
+    With `receive`, what it receives is limited to the same rate as well. A token bucket on the
+    node's own end of its link (and on the bridge's end): both go with the link, so with the
+    cluster. Raises ClusterError when the node's network is slow already.
+    """
+    if mbit_per_s <= 0:
+        raise ValueError(f"a network of {mbit_per_s} Mbit/s sends nothing")
+    if shutil.which("tc", path=cluster.env["PATH"]) is None:
+        raise FaultUnavailableError("slow_network needs tc (package iproute2)")
+    with contextlib.ExitStack() as limits:
+        sending = ["nsenter", "--net", "--target", str(cluster.node_pid(node))]
+        limits.enter_context(_rate_limit(cluster, sending, "eth0", mbit_per_s))
+        if receive:
+            veth = cluster.layout.veth(cluster.nodes.index(node))
+            limits.enter_context(_rate_limit(cluster, [], veth, mbit_per_s))
+        yield
+
+
+@contextlib.contextmanager
 def full_disk(cluster: Cluster, path: Path, mb: float) -> Iterator[None]:
     """Put an empty tmpfs of `mb` MiB over a folder below `cluster.shared`.
 
@@ -128,6 +151,26 @@ def find_rank_pids(job_id: int, rank: int, step: int | None = None, command: str
         if stat is not None and command in processes.command_of(pid):
             found.append((stat.start, pid))
     return [pid for _, pid in sorted(found)]
+
+
+@contextlib.contextmanager
+def _rate_limit(
+    cluster: Cluster, inside: Sequence[str], link: str, mbit_per_s: float
+) -> Iterator[None]:
+    """A token bucket for what leaves through `link`, in the namespace that `inside` enters."""
+    # netem would do latency and loss too, but many kernels are built without it
+    bucket = f"tbf rate {int(mbit_per_s * 1e6)}bit burst 64kbit latency 100ms"
+    where = ["dev", link, "root"]
+    done = cluster.run(*inside, "tc", "qdisc", "add", *where, *bucket.split(), check=False)
+    if "qdisc kind is unknown" in done.stderr:
+        raise FaultUnavailableError("slow_network needs the kernel's token bucket filter (sch_tbf)")
+    if done.returncode:
+        raise ClusterError(f"cannot limit {link}: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        # gone already when the node is
+        cluster.run(*inside, "tc", "qdisc", "del", *where, check=False)
 
 
 @contextlib.contextmanager
