@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["tests.cluster.fixture"]
+pytest_plugins = ["tests.browser", "tests.cluster.fixture"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
