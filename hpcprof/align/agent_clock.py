@@ -18,7 +18,7 @@ import pandas as pd
 
 from hpcprof.align.drift import MAX_DRIFT, MAX_DRIFT_PPB, RHO, RHO_PPB, theil_sen
 from hpcprof.align.node_clock import TIGHT, NodeClock
-from hpcprof.align.offset_curve import Int64s, OffsetCurve
+from hpcprof.align.offset_curve import Floats, Int64s, OffsetCurve
 from hpcprof.errors import InputError
 
 METHOD = "agent ping-pong"
@@ -43,7 +43,8 @@ def fit(node: str, exchanges: pd.DataFrame, run_ns: tuple[int, int]) -> NodeCloc
     doubt = _slope_doubt(x, y, widths, segments, slope)
     lengths = np.diff(x)
     jumps = np.where(is_step, np.abs(np.diff(y) - slope * lengths), 0.0)
-    warnings += [_step_warning(node, x[i], lengths[i], jumps[i]) for i in np.flatnonzero(is_step)]
+    if jumps.any():
+        warnings.append(_step_warning(node, x, jumps))
     # in an interval with a step, the drift on either side of it is known no better than outside
     jumps += np.where(is_step, (doubt + RHO) * lengths, 0.0)
     curve = OffsetCurve(
@@ -180,9 +181,11 @@ def _slope_doubt(x: Int64s, y: Int64s, widths: Int64s, segments: Int64s, slope: 
     return doubt
 
 
-def _step_warning(node: str, after_ns: int, length_ns: int, jump_ns: float) -> str:
+def _step_warning(node: str, x: Int64s, jumps: Floats) -> str:
+    steps = np.flatnonzero(jumps)
     return (
-        f"node {node}: its clock jumped by {jump_ns / 1e6:.3f} ms against the reference within "
-        f"{length_ns / 1e9:.1f} s, {after_ns / 1e9:.0f} s after its first sample. Order between "
-        "this node and others is doubtful by that much in that time."
+        f"node {node}: its clock or the reference's was set or slewed: in {len(steps)} of "
+        f"{len(jumps)} intervals between bursts it moved by up to {jumps.max() / 1e6:.3f} ms more "
+        f"than drift explains, first {x[steps[0]] / 1e9:.0f} s after the first burst. Order "
+        "between this node and others is doubtful by that much in those times."
     )

@@ -48,7 +48,6 @@ class OffsetCurve:
         knot, distance = self._nearest_before(times)
         slopes = np.append(np.diff(self.offsets_ns) / np.diff(self.times_ns), self.slope)
         slope = np.where(distance < 0, self.slope, slopes[knot])
-        # floor and not rint: rounding half to even is not the same one nanosecond later
         offsets: Int64s = self.offsets_ns[knot] + np.floor(distance * slope + 0.5).astype(np.int64)
         return offsets
 
