@@ -25,7 +25,7 @@ MAX_BINS = 600
 # the colour scale leaves out the most extreme cells, or one hiccup would make all others pale ...
 LIMIT_QUANTILE = 0.98
 # ... and never spreads over less than this share of the step: noise must not look like a finding
-MIN_LIMIT_FRAC = 0.05
+MIN_LIMIT_FRAC = 0.1
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,10 @@ def report(run_dir: Path, form: str, output: Path | None) -> None:
 def _write_page(record: dict[str, Any], paths: ArtifactPaths, output: Path) -> Path:
     figures = None
     if paths.figures.exists():
-        figures = read_json(paths.figures, "what the figures show (make it again with collect)")
+        try:
+            figures = read_json(paths.figures, "what the figures show")
+        except InputError as error:
+            click.echo(f"hpcprof: {error}; the page has no figures", err=True)
     try:
         write_text(output, render_html(build_document(record), record, figures))
     except OSError as error:

@@ -6,18 +6,20 @@ from collections.abc import Collection, Iterator
 
 from hpcprof.analyses.lateness_map import LatenessMap
 from hpcprof.analyses.timeline import Timeline
+from hpcprof.trace.columns import ALLREDUCE
 from hpcprof.units import counted, duration, number_list, ranks
 
 
 def timeline_caption(timeline: Timeline, order_note: str) -> Iterator[str]:
     """Sentences for the timeline. ``order_note``: of the Document."""
     yield order_note
-    shown = {bar.phase for bar in timeline.bars}
-    if "allreduce" in shown:
+    if any(bar.phase == ALLREDUCE and not bar.is_collective for bar in timeline.bars):
         yield (
             "A long allreduce is a rank that waits; the rank with the shortest one is the rank "
             "that the others wait for."
         )
+    if any(bar.is_collective for bar in timeline.bars):
+        yield "The narrow bars are single collectives, as the profiler recorded them."
     without = sorted(set(timeline.ranks) - {bar.rank for bar in timeline.bars})
     if without:
         yield f"Nothing was recorded in these steps on {ranks(without)}."

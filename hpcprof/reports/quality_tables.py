@@ -29,10 +29,8 @@ def order_note(record: dict[str, Any]) -> str:
     if len(clocks) < 2:
         return "All ranks are on one node and share its clock."
     bounds = sorted(clock["bound_ns"] for clock in clocks.values())
-    # a fitted bound is each node's own, that of wall clocks is between any two
-    bound_ns = bounds[-1] + bounds[-2]
+    bound_ns = bounds[-1] + bounds[-2]  # each is one node's own error
     if any(clock["status"] == _UTC_ONLY for clock in clocks.values()):
-        bound_ns = bounds[-1]
         why = "their clocks were compared by the wall clock only"
     elif bound_ns > _READABLE_FRAC * (record["run"]["step_ns"] or 0):
         why = "that is much of a step"
@@ -74,8 +72,8 @@ def clock_table(record: dict[str, Any]) -> Table:
             )
     first = clocks[0][0] if clocks else "the first node"
     note = f"offset: what is added to the node's own clock, against {first}. bound: the largest "
-    note += "error between this node and the others. The verdict compares lengths only, each read "
-    note += "on one clock, so no clock error can accuse a rank."
+    note += "error of this node's times; between two nodes both add up. The verdict compares "
+    note += "lengths only, each read on one clock, so no clock error can accuse a rank."
     heads = ("node", "offset s", "drift ppm", "residual", "bound", "method", "status")
     return Table("clocks", heads, tuple(rows), " ".join([note, *warnings]), text_columns=(0, 5, 6))
 
