@@ -70,7 +70,8 @@ Command = Annotated[tuple[Text, ...], BeforeValidator(_words), Field(min_length=
 class ProfileSpec(ConfigModel):
     """How the ranks are watched. ``trace`` None means the site's list.
 
-    ``agent``: one more task per node that reads clocks and counters beside the training.
+    ``agent``: one more task per node that reads clocks and counters beside the training,
+    the clocks and the network every ``agent_interval_s`` seconds.
     """
 
     profiler: Literal["auto", "nsys", "none"] = "auto"
@@ -78,6 +79,7 @@ class ProfileSpec(ConfigModel):
     ranks: RankSelection = "all"
     extra: Lines = ()
     agent: Literal["auto", "none"] = "auto"
+    agent_interval_s: PositiveInt = 30
 
 
 class PythonSpec(ConfigModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,17 @@ import pytest
 pytest_plugins = ["tests.browser", "tests.cluster.fixture"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def pytest_configure() -> None:
+    """Under nohup or in the background of a script signals are ignored, and children inherit that.
+
+    A handler is not inherited: this session goes on ignoring them, and the programs that tests
+    start and interrupt do not.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 @pytest.fixture(scope="session")

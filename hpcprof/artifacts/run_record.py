@@ -17,6 +17,7 @@ LAUNCH_DEFAULTS: dict[str, Any] = {
     "nsys_extra": [],
     "profile_ranks": "all",
     "agent": "auto",  # the node agent of jobs: auto, or none
+    "agent_interval_s": 30,  # between its measurements of clocks and links
     "data_dir": None,  # the data set: the agent measures how fast a node reads from there
     "scratch": None,  # node-local folder; None: TMPDIR, else /tmp
 }

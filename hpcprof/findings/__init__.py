@@ -7,11 +7,18 @@ from hpcprof.findings.model import Finding
 from hpcprof.findings.registry import RULES, find
 
 # isort: split
-from hpcprof.findings import input_rules, interconnect_rules, quality_rules, straggler_rules
+from hpcprof.findings import (
+    clock_rules,
+    input_rules,
+    interconnect_rules,
+    quality_rules,
+    straggler_rules,
+)
 
 __all__ = [
     "RULES",
     "Finding",
+    "clock_rules",
     "find",
     "input_rules",
     "interconnect_rules",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from hpcprof.analyses import stragglers
 from hpcprof.analyses.link_rates import MIN_NODES, LinkRates
 from hpcprof.analyses.run_results import RunResults
+from hpcprof.findings.clock_rules import clocks_sentence
 from hpcprof.findings.interconnect_rules import rate, transport
 from hpcprof.findings.model import INFO, Finding
 from hpcprof.findings.thresholds import INPUT_WARN_FRAC, STRAGGLER_WARN_FRAC
@@ -31,6 +32,9 @@ def healthy(results: RunResults, findings: list[Finding]) -> Iterator[str]:
     if share < INPUT_WARN_FRAC:
         yield f"input keeps up: {who} waits {percent(share)} of the step for its batch"
     yield from _links_alike(results.interconnect.links)
+    clocks = clocks_sentence(results)
+    if clocks:
+        yield clocks
 
 
 def _links_alike(links: LinkRates) -> Iterator[str]:

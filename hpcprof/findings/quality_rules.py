@@ -190,17 +190,6 @@ def _lacking(results: RunResults) -> Iterator[tuple[str, str, str, tuple[int, ..
             "timeline",
             everyone,
         )
-    if len(results.clocks) > 1:
-        bounds = [clock.bound_ns for clock in results.clocks.values()]
-        known = [bound for bound in bounds if bound is not None]
-        limit = f"below {duration(max(known))}" if len(known) == len(bounds) else "at all"
-        yield (
-            f"the order of events between nodes {limit}: their clocks were compared by the "
-            "wall clock only; no finding here depends on it",
-            "",
-            "timeline",
-            everyone,
-        )
 
 
 def _has_usable(info: RankInfo, source: str) -> bool:

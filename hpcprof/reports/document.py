@@ -103,7 +103,18 @@ def _facts(record: dict[str, Any], judged: list[dict[str, Any]]) -> Iterator[tup
         )
     yield "step", text
     if run["payload_bytes"]:
-        yield "allreduce", f"{nbytes(run['payload_bytes'])} per step and rank"
+        yield "allreduce", f"{nbytes(run['payload_bytes'])} per step and rank{_transfer(record)}"
+
+
+def _transfer(record: dict[str, Any]) -> str:
+    """What of the step the moving of the gradients takes, when that is known."""
+    link = record.get("interconnect") or {}
+    if link.get("transfer_ns") is None or link.get("transfer_frac") is None:
+        return ""
+    text = f"; transfer {duration(link['transfer_ns'])} ({percent(link['transfer_frac'])} of it)"
+    if link["busbw_gb_s"]:
+        text += f", busbw {link['busbw_gb_s']:.2g} GB/s"
+    return text
 
 
 def _entry(number: int, finding: dict[str, Any]) -> Entry:
@@ -127,7 +138,7 @@ def _remark(finding: dict[str, Any]) -> tuple[str, str]:
         text += f" ({'; '.join(finding['evidence'])})"
     if finding["advice"]:
         text = f"{text.rstrip('.')}. {finding['advice'][0].upper()}{finding['advice'][1:]}"
-    return label.get(finding["status"], "not resolvable"), text
+    return label.get(finding["status"], "unresolved"), text
 
 
 def _tables(record: dict[str, Any]) -> Iterator[Table]:

@@ -28,8 +28,9 @@ def findings_record(
         },
         "findings": [_finding(finding) for finding in findings],
         "healthy": healthy,
-        "clocks": {node: _plain(asdict(clock)) for node, clock in results.clocks.items()},
+        "clocks": {node: _plain(clock.summary()) for node, clock in results.clocks.items()},
         "phases": _phases(results),
+        "interconnect": _plain(asdict(results.interconnect)),
     }
 
 

@@ -113,6 +113,7 @@ def run_record(
         nsys_extra=[*site.nsys.extra, *spec.profile.extra],
         profile_ranks=spec.profile.ranks,
         agent=spec.profile.agent,
+        agent_interval_s=spec.profile.agent_interval_s,
         data_dir=None if data_dir is None else str(data_dir),
     )
     return record

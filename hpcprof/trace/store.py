@@ -80,6 +80,10 @@ class TraceStore:
         filters = None if kinds is None else [(KIND, "in", list(kinds))]
         return self._read(rank, "spans.parquet", SPAN_COLUMNS, columns, filters)
 
+    def read(self, rank: int) -> Trace:
+        """Everything of one rank. Raises InputError like ``read_spans``."""
+        return Trace(self.rank_info(rank), self.read_spans(rank), self.read_counters(rank))
+
     def read_counters(self, rank: int) -> pd.DataFrame:
         """Counters of one rank, possibly without rows. Raises InputError like ``read_spans``."""
         return self._read(rank, "counters.parquet", COUNTER_COLUMNS, None, None)

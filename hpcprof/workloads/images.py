@@ -48,8 +48,8 @@ def dataset(paths: list[str], side: int, batch: int, threads: int, prefetch: int
 
     options = tf.data.Options()
     options.threading.private_threadpool_size = threads
-    # else TensorFlow adds a prefetch of its own behind the last step of the pipeline
-    options.experimental_optimization.inject_prefetch = False
+    # else TensorFlow fuses and extends the pipeline, and reads a batch ahead that nobody asked for
+    options.experimental_optimization.apply_default_optimizations = False
     files = tf.data.Dataset.from_tensor_slices(paths).repeat()
     batches = files.map(load, num_parallel_calls=threads).batch(batch, drop_remainder=True)
     if prefetch:

@@ -1,6 +1,6 @@
 """The `cluster` fixture: one cluster for the whole test session.
 
-A cluster that was brought up by hand is used and left up; otherwise one with two nodes is
+A cluster that was brought up by hand is used and left up; otherwise one with four nodes is
 started and taken down at the end, also when tests fail. After SIGKILL of the session the next
 `up` or `down` cleans.
 """
@@ -19,14 +19,14 @@ from .errors import ClusterBusyError, FaultUnavailableError
 from .layout import Layout
 from .requirements import missing
 
-NODE_COUNT = 2
+NODE_COUNT = 4
 # another test session on this machine may be using the cluster: wait for its end
 BUSY_TIMEOUT_S = 600
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """A running Slurm cluster with nodes `node0`, `node1`; skips where there can be none."""
+    """A running Slurm cluster with nodes `node0` to `node3`; skips where there can be none."""
     if reason := missing():
         pytest.skip(reason)
     layout = Layout.from_environ()

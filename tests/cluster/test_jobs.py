@@ -78,7 +78,7 @@ def test_slow_files_of_one_node_name_its_ranks_and_input(
     (folder / "data").mkdir(parents=True, exist_ok=True)
     # a step reads 160 kB per rank, both ranks from one rate. With batches read ahead only the
     # slower of the two would ever be late: the other one reads while that one is waited for
-    with cluster.slow_filesystem("node1", folder / "data", mb_per_s=0.5):
+    with cluster.slow_filesystem("node1", folder / "data", mb_per_s=0.6):
         job = training.submit(
             cluster,
             python,

@@ -139,29 +139,35 @@ def submit(
     steps: int = STEPS,
     strategy: str = "horovod",
     options: Sequence[str] = (),
+    nodes: int = 2,
+    env: Mapping[str, str] | None = None,
+    spec: Mapping[str, Any] | None = None,
 ) -> Training:
     """Write a job spec into ``folder`` and submit it as ``hpcprof submit`` does.
 
-    ``options`` are more of the workload's own. ``nsys`` is put on the job's PATH; without it the
-    job finds none.
+    ``options`` are more of the workload's own, ``spec`` more of the job spec's fields, ``env`` of
+    the environment at submission. ``nsys`` is put on the job's PATH; without it the job finds none.
     """
     folder.mkdir(parents=True, exist_ok=True)
     data = folder / "data"
     data.mkdir(exist_ok=True)
     command = [str(train_python), "-m", "hpcprof", "workload", *WORKLOAD]
     command += [f"--strategy={strategy}", f"--steps={steps}", f"--data-dir={data}", *options]
-    spec = {
+    fields = {
         **{"schema": 1, "name": "cnn", "strategy": strategy, "site": "test-cluster"},
-        **{"nodes": 2, "ranks_per_node": RANKS // 2, "gpus_per_node": 2, "time": "00:10:00"},
+        **{"nodes": nodes, "ranks_per_node": RANKS // nodes, "gpus_per_node": RANKS // nodes},
+        **{"time": "00:10:00", "data_dir": str(data)},
         **{"env": {"LD_PRELOAD": str(_quiet_horovod(cluster))}},
         **{"command": command, "output_dir": str(folder / "runs"), "collect": collect},
+        **(spec or {}),
     }
-    (folder / "hpcprof.yaml").write_text(yaml.safe_dump(spec))
-    env = {"PATH": cluster.env["PATH"], "PYTHONPATH": str(REPOSITORY)}
+    (folder / "hpcprof.yaml").write_text(yaml.safe_dump(fields))
+    environ = {"PATH": cluster.env["PATH"], "PYTHONPATH": str(REPOSITORY), **(env or {})}
     if nsys is not None:
-        env["PATH"] = f"{nsys.parent}:{env['PATH']}"
-    done = cluster.run(sys.executable, "-m", "hpcprof", "submit", folder / "hpcprof.yaml", env=env)
-    return _parse(cluster, done.stdout, env)
+        environ["PATH"] = f"{nsys.parent}:{environ['PATH']}"
+    argv = [sys.executable, "-m", "hpcprof", "submit", folder / "hpcprof.yaml"]
+    done = cluster.run(*argv, env=environ)
+    return _parse(cluster, done.stdout, environ)
 
 
 def _quiet_horovod(cluster: Cluster) -> Path:

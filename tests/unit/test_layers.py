@@ -28,7 +28,7 @@ ALLOWED = {
     "readers": {"artifacts", "trace"},
     "align": {"trace"},
     "analyses": {"trace", "align"},
-    "findings": {"trace", "artifacts", "analyses"},
+    "findings": {"trace", "artifacts", "align", "analyses"},
     "reports": {"trace", "analyses", "findings"},
     "pipeline": {*("artifacts", "trace", "readers", "align", "analyses", "findings", "reports")},
     "demo": {"pipeline", "launch"},

@@ -99,6 +99,7 @@ def test_ranks_start_under_launch_in_a_private_run_folder(stubs: Stubs, tmp_path
         "nsys_extra": ["--y=2", "--x=1"],
         "profile_ranks": "0",
         "agent": "auto",
+        "agent_interval_s": 30,
         "data_dir": None,
         "scratch": None,
     }

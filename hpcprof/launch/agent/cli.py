@@ -57,7 +57,10 @@ def _parser() -> argparse.ArgumentParser:
         help="auto: MPI where mpi4py and the step allow it, else UDP and TCP (default: auto)",
     )
     parser.add_argument(
-        "--interval-s", type=_seconds, default=30.0, metavar="S", help="between bursts of pings"
+        "--interval-s",
+        type=_seconds,
+        metavar="S",
+        help="between measurements of clocks and links (default: as the job spec says, 30)",
     )
     parser.add_argument(
         "--sample-s",

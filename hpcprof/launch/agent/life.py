@@ -19,7 +19,6 @@ from hpcprof.launch.agent.journal import Journal
 from hpcprof.launch.agent.transport import PeerSilentError, Transport
 
 REFERENCE_TASK = 0
-_LINKS_EVERY = 5  # bursts
 _MEET_SECONDS = 60.0  # network file systems show a new file late
 _NEIGHBOUR_SECONDS = 10.0  # one agent that did not start must not cost others their clocks
 _BURST_SECONDS = 5.0
@@ -62,7 +61,7 @@ class Life:
         begun = time.monotonic() + turn
         self._serve_until(begun)
         while not self._ending.stop.is_set():
-            self._burst(with_links=self._burst_number % _LINKS_EVERY == 0)
+            self._burst()
             passed = (time.monotonic() - begun) // interval + 1
             self._serve_until(begun + passed * interval)
         self._end()
@@ -100,7 +99,7 @@ class Life:
     def _serve_until(self, moment: float) -> None:
         self._transport.serve(moment - time.monotonic(), self._ending.stop)
 
-    def _burst(self, *, with_links: bool, is_last: bool = False) -> None:
+    def _burst(self, *, is_last: bool = False) -> None:
         """Measure once; when it takes long, or the end has come meanwhile, nothing new is begun."""
         seconds = _LAST_BURST_SECONDS if is_last else _BURST_SECONDS
         deadline = time.monotonic() + seconds
@@ -111,7 +110,7 @@ class Life:
         self._journal.clock.append(measure.wall_reading())
         if self._task != REFERENCE_TASK:
             self._measure_clock(is_over)
-        for task in self._neighbours if with_links else ():
+        for task in self._neighbours:
             if not is_over():
                 self._measure_link(task, is_over)
         self._transport.rest()
@@ -143,7 +142,7 @@ class Life:
         begun = time.monotonic()
         never = self._ending.never
         self._transport.serve(self._task * slot, never)
-        self._burst(with_links=True, is_last=True)
+        self._burst(is_last=True)
         if self._tasks > 1:
             stay_until = begun + self._tasks * slot + _LINGER_SECONDS
             self._transport.serve(stay_until - time.monotonic(), never)

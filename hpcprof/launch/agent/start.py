@@ -26,7 +26,7 @@ class Request(NamedTuple):
 
     run_dir: str | None
     transport: str
-    interval_s: float
+    interval_s: float | None
     sample_s: float
     data_dir: str | None
     environ: Mapping[str, str]
@@ -51,7 +51,7 @@ def run_agent(request: Request) -> None:
         return
     identity = RankEnv.from_environ(request.environ)
     os.umask(0o077)
-    setting = Setting(paths, identity, request.interval_s)
+    setting = Setting(paths, identity, request.interval_s or float(settings["agent_interval_s"]))
     inbox = SignalInbox()  # before any thread: all of them inherit that signals wait
     scene = _Scene(request, setting, request.data_dir or settings["data_dir"])
     notes = [problem] if problem else []

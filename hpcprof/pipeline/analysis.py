@@ -1,0 +1,134 @@
+"""Store of a run → everything that is computed about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from hpcprof.analyses import arrivals, step_matrix
+from hpcprof.analyses import timeline as timelines
+from hpcprof.analyses.causes import cause
+from hpcprof.analyses.collectives import MatchedCollectives
+from hpcprof.analyses.interconnect import interconnect
+from hpcprof.analyses.lateness_map import lateness_map
+from hpcprof.analyses.phase_times import phase_times
+from hpcprof.analyses.run_results import JobEnd, RunResults
+from hpcprof.analyses.step_matrix import StepMatrix
+from hpcprof.analyses.stragglers import stragglers
+from hpcprof.pipeline.ingest import Ingested, matched_collectives
+from hpcprof.readers.slurm_accounting import job_record
+from hpcprof.reports.figures import figures_record
+from hpcprof.trace import columns as c
+from hpcprof.trace.model import JobInfo
+from hpcprof.trace.store import TraceStore
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What was computed: ``results`` for the findings, ``matrix`` for the figures."""
+
+    results: RunResults
+    matrix: StepMatrix
+
+
+def analyse(ingested: Ingested, job: JobInfo, steps: range | None = None) -> Analysis:
+    """Everything that is computed about a run, from its store.
+
+    ``steps``: judge these steps of the training only, and what was measured while they ran; None
+    means all.
+    """
+    store = ingested.store
+    infos = tuple(store.rank_info(rank) for rank in store.ranks())
+    form, collectives = matched_collectives(store)
+    frames = _frames(store, form, steps)
+    matrix = step_matrix.across_ranks(frames, job.world_size)
+    node_of = {info.rank: info.node for info in infos}
+    verdict = stragglers(matrix, node_of)
+    links = ingested.agents.links
+    if steps is not None:
+        collectives = _during(collectives, steps)
+        links = _links_during(ingested, collectives)
+    results = RunResults(
+        job=job,
+        ranks=infos,
+        missing=tuple(sorted(set(range(job.world_size)) - set(node_of))),
+        clocks=ingested.clocks,
+        collective_form=form,
+        payload_bytes=_payload(frames),
+        has_device_activity=any(_has_kernels(store, info.rank) for info in infos),
+        stragglers=verdict,
+        causes=tuple(cause(matrix, found, verdict.baseline_ranks) for found in verdict.found),
+        phase_times=phase_times(matrix),
+        left_out=matrix.left_out,
+        job_end=_job_end(job.job_id),
+        interconnect=interconnect(
+            collectives, matrix.median_step_ns, links, node_of, ingested.clocks
+        ),
+    )
+    return Analysis(results, matrix)
+
+
+def figures(ingested: Ingested, analysis: Analysis) -> dict[str, Any]:
+    """What the figures of the page show, as ``store/figures.json`` has it."""
+    results, store = analysis.results, ingested.store
+    node_of = {info.rank: info.node for info in results.ranks}
+    spans = {
+        rank: store.read_spans(rank, timelines.COLUMNS_READ, timelines.KINDS_READ)
+        for rank in node_of
+    }
+    late = results.stragglers
+    return figures_record(
+        timelines.timeline(
+            spans, timelines.typical_steps(analysis.matrix), node_of, late.lateness_ns
+        ),
+        lateness_map(analysis.matrix, late.baseline_ranks, node_of),
+    )
+
+
+def _frames(store: TraceStore, form: str, steps: range | None) -> dict[int, pd.DataFrame]:
+    """Arrivals of every rank; none when no collectives were recorded."""
+    if form == arrivals.NONE:
+        return {}
+    frames = {}
+    for rank in store.ranks():
+        spans = store.read_spans(rank, arrivals.COLUMNS_READ, arrivals.KINDS_READ)
+        frame = arrivals.per_rank(spans, form)
+        frames[rank] = frame if steps is None else frame.loc[frame.index.isin(steps)]
+    return frames
+
+
+def _during(collectives: MatchedCollectives, steps: range) -> MatchedCollectives:
+    rows = collectives.rows
+    kept: pd.DataFrame = rows[rows[c.STEP].isin(steps)]
+    return MatchedCollectives(kept, collectives.dropped)
+
+
+def _links_during(ingested: Ingested, collectives: MatchedCollectives) -> pd.DataFrame:
+    """Measurements of the network made between the first and the last of the collectives."""
+    links: pd.DataFrame = ingested.agents.links
+    rows: pd.DataFrame = collectives.rows
+    if not len(links) or not len(rows):
+        return links.head(0)
+    first, last = int(rows[c.START_NS].min()), int(rows[c.END_NS].max())
+    began = pd.Series(0, index=links.index, dtype="int64")
+    for node, own in links.groupby("node", observed=True)["start_ns"]:
+        began[own.index] = ingested.clocks[str(node)].to_job(own) - ingested.t0_ns
+    chosen: pd.DataFrame = links[(began >= first) & (began <= last)]
+    return chosen
+
+
+def _payload(frames: dict[int, pd.DataFrame]) -> int | None:
+    """Median allreduce bytes per step; None when the source gave none."""
+    medians = [int(frame["bytes"].median()) for frame in frames.values() if len(frame)]
+    return max(medians, default=0) or None
+
+
+def _has_kernels(store: TraceStore, rank: int) -> bool:
+    return len(store.read_spans(rank, [c.START_NS], kinds=[c.KERNEL])) > 0
+
+
+def _job_end(job_id: str) -> JobEnd | None:
+    found = job_record(job_id)
+    return None if found is None else JobEnd(*found)

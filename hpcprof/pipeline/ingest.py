@@ -1,0 +1,180 @@
+"""Files of a run → store of traces on the job's clock, and what the node agent left.
+
+Twice through the ranks: read each onto the clock of its node, then, when the collectives of all are
+known and the clocks of the nodes with them, move each onto the job's clock.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from hpcprof import align, readers
+from hpcprof.analyses import arrivals
+from hpcprof.analyses.collectives import MatchedCollectives, matched
+from hpcprof.artifacts.paths import ArtifactPaths
+from hpcprof.artifacts.run_record import launch_settings
+from hpcprof.errors import InputError
+from hpcprof.readers.agent_files import read_exchanges, read_links
+from hpcprof.trace.store import TraceStore
+
+AGENT = -1  # stands for the agent where anchors are kept by rank
+
+
+@dataclass
+class AgentRecords:
+    """What the node agents left, by node; nodes without an agent are absent.
+
+    ``links``: rows of all nodes, see ``readers.agent_files``. ``reference``: the node whose clock
+    the others pinged, None when no agent left a reading.
+    """
+
+    reference: str | None = None
+    exchanges: dict[str, pd.DataFrame] = field(default_factory=dict)
+    walls: dict[str, pd.DataFrame] = field(default_factory=dict)
+    links: pd.DataFrame = field(default_factory=pd.DataFrame)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ingested:
+    """``store`` holds the ranks on the job's clock; ``clocks`` says how well it is known.
+
+    ``t0_ns`` is the origin of the store's times, on the job's clock.
+    """
+
+    store: TraceStore
+    clocks: Mapping[str, align.NodeClock]
+    t0_ns: int
+    agents: AgentRecords
+    warnings: tuple[str, ...]
+
+
+def ingest(paths: ArtifactPaths, store: TraceStore) -> Ingested:
+    """Read every rank into ``store``, one at a time, on the job's clock.
+
+    A rank that cannot be read is told in ``warnings`` and left out; it does not spoil the others.
+    What the store held before is removed. Raises OSError when it cannot be written.
+    """
+    warnings: list[str] = []
+    # what an earlier collect left may be of ranks that can no longer be read
+    shutil.rmtree(store.path, ignore_errors=True)
+    work = store.path / "work"
+    try:
+        anchors = _read_anchors(paths, warnings)
+        unaligned = _read_ranks(paths, anchors, TraceStore(work / "unaligned"))
+        agents = read_agents(paths, warnings)
+        clocks = _fit(unaligned, anchors, agents)
+        warnings += [*agents.notes, *(text for clock in clocks.values() for text in clock.warnings)]
+        t0_ns = align.job_start(clocks, anchors)
+        for rank in unaligned.ranks():
+            trace = unaligned.read(rank)
+            try:
+                store.write(align.apply(trace, clocks[trace.rank.node], t0_ns))
+            except InputError as error:
+                warnings.append(str(error))
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return Ingested(store, clocks, t0_ns, agents, tuple(warnings))
+
+
+def read_agents(paths: ArtifactPaths, warnings: list[str]) -> AgentRecords:
+    """Everything the agents of a run left. A file that cannot be used is told in ``warnings``."""
+    agents = AgentRecords()
+    links = []
+    notes: list[str] = []
+    for node in paths.node_names():
+        try:
+            clock = read_exchanges(paths, node)
+            measured = read_links(paths, node)
+        except InputError as error:
+            warnings.append(str(error))
+            continue
+        links.append(measured)
+        agents.walls[node] = clock.walls
+        if len(clock.exchanges):
+            agents.reference = clock.reference
+            agents.exchanges[node] = clock.exchanges
+        notes += [f"agent of node {node}: {note}" for note in (*clock.notes, *clock.warnings)]
+    if links:
+        agents.links = pd.concat(links, ignore_index=True)
+    agents.notes = tuple(notes)
+    return agents
+
+
+def matched_collectives(store: TraceStore) -> tuple[str, MatchedCollectives]:
+    """The form in which collectives were recorded, and those that all ranks have."""
+    spans = {
+        rank: store.read_spans(rank, arrivals.COLUMNS_READ, arrivals.KINDS_READ)
+        for rank in store.ranks()
+    }
+    form = collective_form(spans)
+    # a rank without any would leave nothing that all have
+    present = {rank: table for rank, table in spans.items() if arrivals.collective_forms(table)}
+    return form, matched(present, form)
+
+
+def collective_form(spans: Mapping[int, pd.DataFrame]) -> str:
+    """The finest form that every rank with any collective has: mixing two would accuse somebody."""
+    present = [forms for table in spans.values() if (forms := arrivals.collective_forms(table))]
+    for form in (arrivals.PROFILER, arrivals.MARKED):
+        if present and all(form in forms for forms in present):
+            return form
+    return arrivals.NONE
+
+
+def _read_anchors(paths: ArtifactPaths, warnings: list[str]) -> dict[str, dict[int, pd.DataFrame]]:
+    anchors: dict[str, dict[int, pd.DataFrame]] = {}
+    for rank in paths.rank_ids():
+        try:
+            node, table = readers.read_anchors(paths, rank)
+        except InputError as error:
+            warnings.append(str(error))
+            continue
+        anchors.setdefault(node, {})[rank] = table
+    return anchors
+
+
+def _read_ranks(
+    paths: ArtifactPaths, anchors: Mapping[str, Mapping[int, pd.DataFrame]], store: TraceStore
+) -> TraceStore:
+    tools = readers.find_tools(_nsys_setting(paths))
+    exports = store.path.parent / "exports"
+    exports.mkdir(parents=True, exist_ok=True)
+    for ranks in anchors.values():
+        for rank in ranks:
+            store.write(readers.read_rank(paths, rank, exports, tools))
+    return store
+
+
+def _fit(
+    store: TraceStore,
+    anchors: Mapping[str, Mapping[int, pd.DataFrame]],
+    agents: AgentRecords,
+) -> dict[str, align.NodeClock]:
+    """The best clock of each node on which ranks ran."""
+    node_of = {rank: node for node, ranks in anchors.items() for rank in ranks}
+    with_agents = {
+        node: {**ranks, **({AGENT: agents.walls[node]} if node in agents.walls else {})}
+        for node, ranks in anchors.items()
+    }
+    _, collectives = matched_collectives(store)
+    return align.fit_nodes(
+        with_agents,
+        exchanges=agents.exchanges,
+        reference=agents.reference,
+        collectives=collectives.rows,
+        node_of=node_of,
+    )
+
+
+def _nsys_setting(paths: ArtifactPaths) -> str | None:
+    """Where the job looked for nsys, if its record names a place."""
+    try:
+        setting = launch_settings(paths.run_json)["nsys_path"]
+    except InputError:
+        return None
+    return None if setting is None else str(setting)
