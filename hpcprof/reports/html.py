@@ -63,7 +63,7 @@ def render_html(document: Document, record: dict[str, Any], figures: dict[str, A
     return template.render(
         document=document,
         summary=_summary(document),
-        remarks=_by_label(document.remarks),
+        remarks=_columns(document.remarks),
         gallery=_gallery(document, record, figures),
         colours=PART_COLOURS,
     )
@@ -91,12 +91,16 @@ def _summary(document: Document) -> str:
     return "Nothing slow was found in what was measured."
 
 
-def _by_label(remarks: tuple[tuple[str, str], ...]) -> dict[str, list[str]]:
-    """Remarks under their label; the two questions that are always asked are always answered."""
-    grouped: dict[str, list[str]] = {"healthy": [], "not measured": []}
+def _columns(remarks: tuple[tuple[str, str], ...]) -> tuple[dict[str, list[str]], ...]:
+    """Remarks under their label: what is healthy on the left, all that is not known on the right.
+
+    The two questions that are always asked are always answered, also by "nothing".
+    """
+    known: dict[str, list[str]] = {"healthy": []}
+    unknown: dict[str, list[str]] = {"not measured": []}
     for label, text in remarks:
-        grouped.setdefault(label, []).append(text)
-    return grouped
+        (known if label in known else unknown).setdefault(label, []).append(text)
+    return known, unknown
 
 
 def _gallery(document: Document, record: dict[str, Any], figures: dict[str, Any] | None) -> Gallery:

@@ -61,12 +61,11 @@ def timeline_plot(timeline: Timeline, accused: Collection[int], target: str) -> 
             "top": [lane_of[bar.rank] + _edges(bar, has_both)[0] for bar in bars],
             "bottom": [lane_of[bar.rank] + _edges(bar, has_both)[1] for bar in bars],
             "colour": [phase_colour(bar.phase) for bar in bars],
-            "what": [bar.name or bar.phase for bar in bars],
-            "phase": [bar.phase for bar in bars],
+            "what": [_what(bar) for bar in bars],
             "who": [f"rank {bar.rank} on {node_of[bar.rank]}" for bar in bars],
             "step": [bar.step for bar in bars],
             "length": [duration(bar.duration_ns) for bar in bars],
-            "bytes": ["unknown" if bar.bytes is None else nbytes(bar.bytes) for bar in bars],
+            "bytes": ["–" if bar.bytes is None else nbytes(bar.bytes) for bar in bars],
         }
     )
     drawn = plot.quad(
@@ -77,7 +76,7 @@ def timeline_plot(timeline: Timeline, accused: Collection[int], target: str) -> 
         line_width=0.5,
     )
     tips = [
-        *(("", "@what (@phase)"), ("", "@who"), ("step", "@step")),
+        *(("", "@what"), ("", "@who"), ("step", "@step")),
         *(("start", "@left{0.000} ms"), ("duration", "@length"), ("bytes", "@bytes")),
     ]
     plot.add_tools(HoverTool(renderers=[drawn], tooltips=tips, point_policy="follow_mouse"))
@@ -169,6 +168,10 @@ def _label(lane: int, ranks: Sequence[int], nodes: Sequence[str], accused: Colle
     is_first = lane == 0 or nodes[lane - 1] != nodes[lane]
     mark = "▶ " if ranks[lane] in accused else ""
     return f"{node}   {mark}{ranks[lane]}" if is_first else f"{mark}{ranks[lane]}"
+
+
+def _what(bar: Bar) -> str:
+    return bar.phase if bar.name in ("", bar.phase) else f"{bar.name} ({bar.phase})"
 
 
 def _edges(bar: Bar, has_both: bool) -> tuple[float, float]:  # noqa: FBT001 - of this module only
