@@ -1,0 +1,96 @@
+"""The results of the trials as docs/accuracy-real.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .outcome import RIGHT, WRONG
+from .plan import CAUSE_OF
+
+_HEAD = """# Accuracy on real jobs
+
+Made by `make accuracy-real`, which runs trials on the test cluster ([test-cluster.md](test-cluster.md)): real Slurm, Horovod and, where it says so, Nsight Systems; faults of known truth, switched on and off between the steps of a running job. Each trial is a stretch of about 40 steps, judged as if it were a run of its own. The clocks of the nodes are 1000 s apart, their wall clocks and rates differ as the table of clocks says.
+
+What it cannot say: virtual nodes on two cores are noisier than real ones and have no GPU; the faults are large (a rank with half of its processor share, files at 0.6 MB/s for a node, a network of 100 Mbit/s).
+"""
+
+
+def as_markdown(results: Sequence[dict[str, Any]]) -> str:
+    """The whole document."""
+    trials = [
+        {**trial, "session": result["session"]} for result in results for trial in result["trials"]
+    ]
+    right = sum(trial["outcome"] in RIGHT for trial in trials)
+    wrong = sum(trial["outcome"] == WRONG for trial in trials)
+    parts = [
+        _HEAD,
+        f"**{right} of {len(trials)} trials right, {wrong} wrong accusations.**\n",
+        "## Truth against verdict\n",
+        *_confusion(trials),
+        "\n## Clocks\n",
+        *_clocks(results),
+        "\n## Trials\n",
+        *_trials(trials),
+        *_misses(trials),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def verdict(trial: dict[str, Any]) -> str:
+    """What was said in one trial: causes accused, or nobody."""
+    return " and ".join(sorted({str(f["cause"]) for f in trial["accused"]})) or "nobody"
+
+
+def _confusion(trials: Sequence[dict[str, Any]]) -> Iterator[str]:
+    counts = Counter((trial["fault"], verdict(trial)) for trial in trials)
+    said = ["nobody", *sorted({v for _, v in counts} - {"nobody"})]
+    yield f"| injected | {' | '.join(said)} | right place and cause |"
+    yield "|---" * (len(said) + 2) + "|"
+    for fault in CAUSE_OF:
+        own = [trial for trial in trials if trial["fault"] == fault]
+        cells = [str(counts[fault, v] or "") for v in said]
+        right = sum(trial["outcome"] in RIGHT for trial in own)
+        yield f"| {fault} | {' | '.join(cells)} | {right} of {len(own)} |"
+
+
+def _clocks(results: Sequence[dict[str, Any]]) -> Iterator[str]:
+    yield "Largest error over the whole job, against the first node of the job.\n"
+    yield "| job | node | wall clock off | drift | drift found | method | error | bound | inside |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for result in results:
+        for node, clock in result["clocks"].items():
+            cells = [
+                *(result["session"], node, f"{clock['true_offset_ns'] / 1e6:+.0f} ms"),
+                *(f"{clock['true_ppb'] / 1e3:+.1f} ppm", f"{clock['drift_ppb'] / 1e3:+.2f} ppm"),
+                *(clock["method"], f"{clock['error_ns'] / 1e3:.1f} µs"),
+                *(f"{clock['bound_ns'] / 1e3:.0f} µs", "yes" if clock["is_within"] else "**no**"),
+            ]
+            yield f"| {' | '.join(cells)} |"
+
+
+def _trials(trials: Sequence[dict[str, Any]]) -> Iterator[str]:
+    yield "| job | injected | where | step | accused | outcome |"
+    yield "|---|---|---|---|---|---|"
+    for trial in trials:
+        accused = "; ".join(
+            f"{','.join(map(str, f['ranks'])) or '–'} on {','.join(f['nodes'])}: {f['cause']}"
+            for f in trial["accused"]
+        )
+        where = " ".join(trial["nodes"])
+        if trial["ranks"]:
+            where += f" rank {','.join(map(str, trial['ranks']))}"
+        step = f"{trial['step_ns'] / 1e6:.0f} ms" if trial["step_ns"] else "unknown"
+        cells = [trial["session"], trial["fault"], where, step, accused, trial["outcome"]]
+        yield f"| {' | '.join(cells)} |"
+
+
+def _misses(trials: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for trial in trials:
+        if trial["outcome"] not in RIGHT:
+            late = [f"{ns / 1e6:+.0f}" for ns in trial["lateness_ns"] if ns is not None]
+            yield (
+                f"\n**{trial['session']}, {trial['fault']} {' '.join(trial['nodes'])}: "
+                f"{trial['outcome']}.** Median lateness of the ranks: {', '.join(late)} ms."
+            )
