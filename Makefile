@@ -1,10 +1,11 @@
 # What to do with a clone of hpcprof. `make` alone lists the targets.
 SHELL := /bin/bash
 PY := .venv/bin/python
-NODES ?= 2
+NODES ?= 4
+TEST ?= tests/cluster/test_clocks_and_network.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo setup lint test test-fast cluster-up cluster-down cluster-status clean
+.PHONY: help accuracy-real cluster-repeat demo setup lint test test-fast cluster-up cluster-down cluster-status clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,7 +33,14 @@ test: setup ## everything: linters, all tests, and that no test left anything be
 test-fast: .venv/.complete-dev ## tests that need no cluster, browser or training; under 2 minutes
 	$(PY) -m pytest -m "not cluster and not browser and not slow and not e2e"
 
-cluster-up: ## start a Slurm cluster of NODES virtual nodes (default 2) on this machine, as root
+accuracy-real: setup ## run the fault trials on the test cluster (25 minutes) and write docs/accuracy-real.md
+	$(PY) -m tests.accuracy run
+	$(PY) -m tests.accuracy table
+
+cluster-repeat: setup ## run one test of the cluster (TEST=…, default: the slow network) five times in a row
+	for i in 1 2 3 4 5; do $(PY) -m pytest -q $(TEST) || exit; done
+
+cluster-up: ## start a Slurm cluster of NODES virtual nodes (default 4) on this machine, as root
 	@tests/setup/packages.sh
 	@python3 -m tests.cluster up -n $(NODES)
 

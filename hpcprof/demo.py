@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from hpcprof import pipeline
 from hpcprof.errors import EnvironmentLacksError
@@ -12,8 +11,8 @@ from hpcprof.launch.local import run_local
 DELAY_MS = 150
 
 
-def demo(python: Path, *, ranks: int, steps: int, output: Path) -> dict[str, Any]:
-    """Train with one slowed rank and return the findings record.
+def demo(python: Path, *, ranks: int, steps: int, output: Path) -> pipeline.Collected:
+    """Train with one slowed rank and return what collect made of it.
 
     ``python`` is the interpreter of an environment with TensorFlow. Raises EnvironmentLacksError
     when the training fails.
@@ -30,4 +29,4 @@ def demo(python: Path, *, ranks: int, steps: int, output: Path) -> dict[str, Any
             f"the demo training ended with exit code {exit_code}; its output is above and in "
             f"{run_dir}/ranks/*/output.log. Does {python} have TensorFlow?"
         )
-    return pipeline.collect(run_dir).record
+    return pipeline.collect(run_dir)

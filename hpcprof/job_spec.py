@@ -72,6 +72,7 @@ class ProfileSpec(ConfigModel):
 
     ``agent``: one more task per node that reads clocks and counters beside the training,
     the clocks and the network every ``agent_interval_s`` seconds.
+    ``horovod_timeline``: Horovod's own timeline too, which makes it wait for the GPU.
     """
 
     profiler: Literal["auto", "nsys", "none"] = "auto"
@@ -80,6 +81,7 @@ class ProfileSpec(ConfigModel):
     extra: Lines = ()
     agent: Literal["auto", "none"] = "auto"
     agent_interval_s: PositiveInt = 30
+    horovod_timeline: bool = False
 
 
 class PythonSpec(ConfigModel):

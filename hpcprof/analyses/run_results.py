@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from hpcprof.align.node_clock import NodeClock
 from hpcprof.analyses.causes import Cause
+from hpcprof.analyses.horovod_phases import HorovodPhases
 from hpcprof.analyses.interconnect import Interconnect
 from hpcprof.analyses.phase_times import PhaseTimes
 from hpcprof.analyses.stragglers import Stragglers
@@ -46,4 +47,5 @@ class RunResults:
     phase_times: PhaseTimes
     left_out: tuple[int, ...]
     job_end: JobEnd | None
+    horovod: HorovodPhases | None = None
     interconnect: Interconnect = field(default_factory=Interconnect)

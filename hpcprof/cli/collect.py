@@ -31,18 +31,24 @@ def collect(run_dir: Path, as_json: bool, fail_on: str | None) -> int:  # noqa: 
     collected = pipeline.collect(run_dir)
     for warning in collected.warnings:
         click.echo(f"hpcprof: {warning}", err=True)
-    show(collected.record, as_json=as_json)
+    show(collected.record, as_json=as_json, page=collected.page)
     return exit_code(collected.record, fail_on)
 
 
-def show(record: dict[str, object], *, as_json: bool) -> None:
-    """Print a findings record: coloured and as wide as the terminal, or plain 80 columns."""
+def show(record: dict[str, object], *, as_json: bool, page: Path | None = None) -> None:
+    """Print a findings record: coloured and as wide as the terminal, or plain 80 columns.
+
+    Below the text it says where the ``page`` is.
+    """
     if as_json:
         click.echo(json.dumps(record, indent=1, sort_keys=True))
-    elif sys.stdout.isatty():
+        return
+    if sys.stdout.isatty():
         click.echo(render_terminal(build_document(record)), nl=False)
     else:
         click.echo(render_text(build_document(record)), nl=False)
+    if page:
+        click.echo(f"\npage         {page}")
 
 
 def exit_code(record: dict[str, object], fail_on: str | None) -> int:

@@ -37,6 +37,6 @@ def demo(python: Path, ranks: int, steps: int, output: Path) -> int:
         f"Training image-cnn on {ranks} local ranks for {steps} steps. hpcprof is not told, but\n"
         f"rank {ranks - 1} is made to wait {demo_run.DELAY_MS} ms longer for each of its batches."
     )
-    record = demo_run.demo(python, ranks=ranks, steps=steps, output=output)
-    show(record, as_json=False)
+    collected = demo_run.demo(python, ranks=ranks, steps=steps, output=output)
+    show(collected.record, as_json=False, page=collected.page)
     return 0

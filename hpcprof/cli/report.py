@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
-from hpcprof.artifacts.atomic import read_json, write_text
+from hpcprof import pipeline
+from hpcprof.artifacts.atomic import read_json
 from hpcprof.artifacts.paths import ArtifactPaths
 from hpcprof.cli.collect import show
-from hpcprof.errors import InputError, UsageError
-from hpcprof.reports.document import build_document
-from hpcprof.reports.html import render_html
+from hpcprof.errors import UsageError
 
 
 @click.command()
@@ -36,22 +34,10 @@ def report(run_dir: Path, form: str, output: Path | None) -> None:
     what = f"the verdict (make it with: hpcprof collect {run_dir})"
     record = read_json(paths.findings, what)
     if form == "html":
-        click.echo(_write_page(record, paths, output or paths.report_html))
+        warnings: list[str] = []
+        click.echo(pipeline.write_page(paths, record, output or paths.report_html, warnings))
+        for warning in warnings:
+            click.echo(f"hpcprof: {warning}", err=True)
     else:
-        show(record, as_json=form == "json")
-
-
-def _write_page(record: dict[str, Any], paths: ArtifactPaths, output: Path) -> Path:
-    figures = None
-    if paths.figures.exists():
-        try:
-            figures = read_json(paths.figures, "what the figures show")
-        except InputError as error:
-            click.echo(f"hpcprof: {error}; the page has no figures", err=True)
-    try:
-        write_text(output, render_html(build_document(record), record, figures))
-    except OSError as error:
-        raise InputError(
-            f"the page cannot be written: {output} ({error.strerror}); name another file with -o"
-        ) from None
-    return output
+        page = paths.report_html if paths.report_html.exists() else None
+        show(record, as_json=form == "json", page=page)

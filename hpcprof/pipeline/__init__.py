@@ -5,7 +5,7 @@ No room calls the next; these modules do: ``ingest`` fills the store on the job'
 """
 
 from hpcprof.pipeline.analysis import Analysis, analyse
-from hpcprof.pipeline.collection import Collected, collect
+from hpcprof.pipeline.collection import Collected, collect, write_page
 from hpcprof.pipeline.ingest import Ingested, ingest
 
-__all__ = ["Analysis", "Collected", "Ingested", "analyse", "collect", "ingest"]
+__all__ = ["Analysis", "Collected", "Ingested", "analyse", "collect", "ingest", "write_page"]

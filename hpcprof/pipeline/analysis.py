@@ -11,6 +11,7 @@ from hpcprof.analyses import arrivals, step_matrix
 from hpcprof.analyses import timeline as timelines
 from hpcprof.analyses.causes import cause
 from hpcprof.analyses.collectives import MatchedCollectives
+from hpcprof.analyses.horovod_phases import HorovodPhases, horovod_phases
 from hpcprof.analyses.interconnect import interconnect
 from hpcprof.analyses.lateness_map import lateness_map
 from hpcprof.analyses.phase_times import phase_times
@@ -66,6 +67,7 @@ def analyse(ingested: Ingested, job: JobInfo, steps: range | None = None) -> Ana
         interconnect=interconnect(
             collectives, matrix.median_step_ns, links, node_of, ingested.clocks
         ),
+        horovod=_horovod(ingested),
     )
     return Analysis(results, matrix)
 
@@ -110,13 +112,19 @@ def _links_during(ingested: Ingested, collectives: MatchedCollectives) -> pd.Dat
     links: pd.DataFrame = ingested.agents.links
     rows: pd.DataFrame = collectives.rows
     if not len(links) or not len(rows):
-        return links.head(0)
+        nothing: pd.DataFrame = links.head(0)
+        return nothing
     first, last = int(rows[c.START_NS].min()), int(rows[c.END_NS].max())
     began = pd.Series(0, index=links.index, dtype="int64")
     for node, own in links.groupby("node", observed=True)["start_ns"]:
         began[own.index] = ingested.clocks[str(node)].to_job(own) - ingested.t0_ns
-    chosen: pd.DataFrame = links[(began >= first) & (began <= last)]
+    chosen: pd.DataFrame = links.loc[(began >= first) & (began <= last)]
     return chosen
+
+
+def _horovod(ingested: Ingested) -> HorovodPhases | None:
+    timeline = ingested.horovod
+    return None if timeline is None else horovod_phases(timeline.operations, timeline.with_ticks)
 
 
 def _payload(frames: dict[int, pd.DataFrame]) -> int | None:

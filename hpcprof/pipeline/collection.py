@@ -24,10 +24,14 @@ from hpcprof.trace.store import TraceStore
 
 @dataclass(frozen=True)
 class Collected:
-    """What ``collect`` made: the findings record, and what went wrong on the way, in words."""
+    """What ``collect`` made: the findings record, and what went wrong on the way, in words.
+
+    ``page``: where the page is; None when none could be written.
+    """
 
     record: dict[str, Any]
     warnings: tuple[str, ...]
+    page: Path | None = None
 
 
 def collect(run_dir: Path) -> Collected:
@@ -47,7 +51,6 @@ def collect(run_dir: Path) -> Collected:
     try:
         record, warnings = _judge(paths, paths.store)
         write_json(paths.findings, record)
-        write_page(paths, record)
     except OSError as error:
         with tempfile.TemporaryDirectory(prefix="hpcprof-") as folder:
             record, warnings = _judge(paths, Path(folder))
@@ -55,7 +58,13 @@ def collect(run_dir: Path) -> Collected:
             f"the run folder cannot be written ({error.strerror}: {error.filename}); the verdict "
             "is printed only. Make room and run collect again to keep it."
         )
-    return Collected(record, tuple(warnings))
+        return Collected(record, tuple(warnings))
+    try:
+        page = write_page(paths, record, paths.report_html, warnings)
+    except InputError as error:
+        warnings.append(str(error))
+        page = None
+    return Collected(record, tuple(warnings), page)
 
 
 def _judge(paths: ArtifactPaths, store_path: Path) -> tuple[dict[str, Any], list[str]]:
@@ -70,17 +79,28 @@ def _judge(paths: ArtifactPaths, store_path: Path) -> tuple[dict[str, Any], list
     return findings_record(analysis.results, findings, sentences), warnings
 
 
-def write_page(paths: ArtifactPaths, record: dict[str, Any], output: Path | None = None) -> Path:
-    """The page of a collected run, to ``output`` or report.html of its folder; returns where.
+def write_page(
+    paths: ArtifactPaths, record: dict[str, Any], output: Path, warnings: list[str]
+) -> Path:
+    """Write the page of a collected run to ``output`` and return that; computes nothing.
 
-    Raises OSError when it cannot be written, InputError for figures of another version.
+    A page without figures, with the reason in ``warnings``, when what they show cannot be read.
+    Raises InputError when the page cannot be written.
     """
     drawn = None
     if paths.figures.exists():
-        drawn = read_json(paths.figures, "what the figures show (make it again with collect)")
-    page = output or paths.report_html
-    write_text(page, render_html(build_document(record), record, drawn))
-    return page
+        try:
+            drawn = read_json(paths.figures, "what the figures show")
+        except InputError as error:
+            warnings.append(f"{error}; the page has no figures")
+    try:
+        write_text(output, render_html(build_document(record), record, drawn))
+    except OSError as error:
+        raise InputError(
+            f"the page cannot be written: {output} ({error.strerror}); name another file with "
+            "hpcprof report RUN_DIR --format html -o FILE"
+        ) from None
+    return output
 
 
 def job_info(paths: ArtifactPaths, store: TraceStore, warnings: list[str]) -> JobInfo:

@@ -19,6 +19,7 @@ from hpcprof.artifacts.paths import ArtifactPaths
 from hpcprof.artifacts.run_record import launch_settings
 from hpcprof.errors import InputError
 from hpcprof.readers.agent_files import read_exchanges, read_links
+from hpcprof.readers.horovod_timeline import HorovodTimeline, read_timeline
 from hpcprof.trace.store import TraceStore
 
 AGENT = -1  # stands for the agent where anchors are kept by rank
@@ -43,13 +44,15 @@ class AgentRecords:
 class Ingested:
     """``store`` holds the ranks on the job's clock; ``clocks`` says how well it is known.
 
-    ``t0_ns`` is the origin of the store's times, on the job's clock.
+    ``t0_ns`` is the origin of the store's times, on the job's clock. ``horovod`` is None when its
+    timeline was not recorded.
     """
 
     store: TraceStore
     clocks: Mapping[str, align.NodeClock]
     t0_ns: int
     agents: AgentRecords
+    horovod: HorovodTimeline | None
     warnings: tuple[str, ...]
 
 
@@ -78,7 +81,8 @@ def ingest(paths: ArtifactPaths, store: TraceStore) -> Ingested:
                 warnings.append(str(error))
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return Ingested(store, clocks, t0_ns, agents, tuple(warnings))
+    horovod = _read_horovod(paths, warnings)
+    return Ingested(store, clocks, t0_ns, agents, horovod, tuple(warnings))
 
 
 def read_agents(paths: ArtifactPaths, warnings: list[str]) -> AgentRecords:
@@ -124,6 +128,18 @@ def collective_form(spans: Mapping[int, pd.DataFrame]) -> str:
         if present and all(form in forms for forms in present):
             return form
     return arrivals.NONE
+
+
+def _read_horovod(paths: ArtifactPaths, warnings: list[str]) -> HorovodTimeline | None:
+    if not paths.horovod_timeline.exists():
+        return None
+    try:
+        timeline = read_timeline(paths.horovod_timeline)
+    except InputError as error:
+        warnings.append(str(error))
+        return None
+    warnings += [f"Horovod's timeline: {text}" for text in timeline.warnings]
+    return timeline
 
 
 def _read_anchors(paths: ArtifactPaths, warnings: list[str]) -> dict[str, dict[int, pd.DataFrame]]:

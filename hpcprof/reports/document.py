@@ -104,6 +104,18 @@ def _facts(record: dict[str, Any], judged: list[dict[str, Any]]) -> Iterator[tup
     yield "step", text
     if run["payload_bytes"]:
         yield "allreduce", f"{nbytes(run['payload_bytes'])} per step and rank{_transfer(record)}"
+    if record.get("horovod"):
+        yield "horovod", _horovod(record["horovod"])
+
+
+def _horovod(seen: dict[str, Any]) -> str:
+    if not seen["allreduces"]:
+        return "its timeline holds no allreduce that ended"
+    return (
+        f"{duration(seen['negotiate_ns'])} of negotiation (waiting for the last rank) and "
+        f"{duration(seen['transfer_ns'])} of transfer per allreduce, as rank 0's timeline saw "
+        f"{seen['allreduces']} of them"
+    )
 
 
 def _transfer(record: dict[str, Any]) -> str:

@@ -30,6 +30,7 @@ def findings_record(
         "healthy": healthy,
         "clocks": {node: _plain(clock.summary()) for node, clock in results.clocks.items()},
         "phases": _phases(results),
+        "horovod": None if results.horovod is None else _plain(asdict(results.horovod)),
         "interconnect": _plain(asdict(results.interconnect)),
     }
 

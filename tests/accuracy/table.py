@@ -11,9 +11,15 @@ from .plan import CAUSE_OF
 
 _HEAD = """# Accuracy on real jobs
 
-Made by `make accuracy-real`, which runs trials on the test cluster ([test-cluster.md](test-cluster.md)): real Slurm, Horovod and, where it says so, Nsight Systems; faults of known truth, switched on and off between the steps of a running job. Each trial is a stretch of about 40 steps, judged as if it were a run of its own. The clocks of the nodes are 1000 s apart, their wall clocks and rates differ as the table of clocks says.
+Made by `make accuracy-real`, which runs trials on the test cluster
+([test-cluster.md](test-cluster.md)): real Slurm, Horovod and, in one job, Nsight Systems; faults of
+known truth, switched on and off between the steps of a running training. Each trial is a stretch of
+about 40 steps, judged as if it were a run of its own. The nodes' CLOCK_MONOTONIC are 1000 s apart;
+their wall clocks and rates differ as the table of clocks says.
 
-What it cannot say: virtual nodes on two cores are noisier than real ones and have no GPU; the faults are large (a rank with half of its processor share, files at 0.6 MB/s for a node, a network of 100 Mbit/s).
+What it cannot say: virtual nodes on two cores are noisier than real ones and have no GPU, and the
+faults are large (a rank with half of its share of a core, a node's files at 0.6 MB/s, a node's
+network at 100 Mbit/s).
 """
 
 

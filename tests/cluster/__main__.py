@@ -31,7 +31,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     up = verbs.add_parser("up", help="start a cluster")
-    up.add_argument("-n", "--nodes", type=int, default=2, help="virtual nodes (default 2)")
+    up.add_argument("-n", "--nodes", type=int, default=4, help="virtual nodes (default 4)")
     up.set_defaults(verb=_up)
     down = verbs.add_parser("down", help="remove the cluster and check that nothing is left")
     down.add_argument("--force", action="store_true", help="even if a test session uses it")

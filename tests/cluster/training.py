@@ -122,11 +122,14 @@ class Training:
 
     def collect(self) -> dict[str, Any]:
         """Run collect by hand on the login node; returns what it prints with --json."""
-        done = self.cluster.run(
-            sys.executable, "-m", "hpcprof", "collect", self.run_dir, "--json", env=self.env
-        )
-        value: dict[str, Any] = json.loads(done.stdout)
-        return value
+        return collect(self.cluster, self.run_dir, self.env)
+
+
+def collect(cluster: Cluster, run_dir: Path, env: Mapping[str, str]) -> dict[str, Any]:
+    """What hpcprof collect, run on the login node, prints of a run folder with --json."""
+    argv = [sys.executable, "-m", "hpcprof", "collect", run_dir, "--json"]
+    value: dict[str, Any] = json.loads(cluster.run(*argv, env=env).stdout)
+    return value
 
 
 def submit(

@@ -519,9 +519,12 @@ def test_a_data_set_without_files_or_folder_is_told(tmp_path: Path, clock: Clock
     (tmp_path / "empty").mkdir()
 
     def told() -> bool:
+        clock.forward(10)
         sampler.sample()
         return bool(sampler.problems)
 
+    # a training may be about to make its data set
+    assert not told()
     until(told)
     assert sampler.problems == [f"no test reads: no file was found in {tmp_path / 'empty'}"]
     assert result(Canary(str(tmp_path / "missing"))) == {"canary_errors": 1}

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import tracemalloc
 
+import numpy as np
+import pandas as pd
 import pytest
 
+from hpcprof.analyses.horovod_phases import HorovodPhases, horovod_phases
 from hpcprof.errors import InputError
 from hpcprof.readers.horovod_timeline import read_timeline, to_spans
 from hpcprof.trace import columns as c
@@ -305,3 +308,18 @@ def test_real_files_of_others_are_read(test_data, name, started, operations, wit
     assert timeline.start_time_since_epoch == started
     assert (len(timeline.operations), timeline.with_ticks) == (operations, with_ticks)
     assert set(timeline.ticks["rank"]) <= {4, 5, 7}
+
+
+def test_phases_are_medians_over_the_allreduces_that_ended():
+    rows = pd.DataFrame(
+        {
+            "op": ["allreduce", "allreduce", "allreduce", "broadcast", "allreduce"],
+            "negotiate_start_ns": [0, 100, 200, 0, 300],
+            "negotiate_end_ns": [10, 130, 250, 900, 350],
+            "start_ns": [10, 130, 250, 900, None],
+            "end_ns": [15, 138, 257, 999, None],
+        }
+    )
+    assert horovod_phases(rows, with_ticks=2) == HorovodPhases(3, 2, 30.0, 7.0)
+    nothing = horovod_phases(rows.iloc[:0], with_ticks=0)
+    assert (nothing.allreduces, np.isnan(nothing.negotiate_ns)) == (0, True)

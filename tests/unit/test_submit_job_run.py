@@ -137,6 +137,18 @@ def test_an_agent_that_fails_or_is_not_wanted_changes_nothing(stubs: Stubs, tmp_
     assert not (tmp_path / "runs/plain-4711/nodes").exists()
 
 
+@pytest.mark.parametrize(("strategy", "expected"), [("horovod", True), ("multiworker", False)])
+def test_horovods_timeline_goes_into_the_run_folder(
+    stubs: Stubs, tmp_path: Path, strategy: str, expected: bool
+) -> None:
+    spec = make_spec(strategy=strategy, profile={"horovod_timeline": True})
+    run_script(script_for(stubs, spec), stubs)
+    path = tmp_path / "runs/cnn-4711/horovod/timeline.json"
+    (call,) = stubs.calls()
+    assert call["env"].get("HOROVOD_TIMELINE") == (str(path) if expected else None)
+    assert path.parent.exists() is expected
+
+
 def test_the_data_set_is_told_to_the_agent(stubs: Stubs, tmp_path: Path) -> None:
     place = place_in(tmp_path, stubs, data_dir=Path("/data/images"))
     run_script(render_job_script(make_spec(), make_site(), place), stubs)

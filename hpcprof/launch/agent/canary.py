@@ -21,6 +21,8 @@ SCAN_FILES = 1000
 _SCAN_SECONDS = 0.05
 # so that a read of a healthy file system is told with the sample in which it was made
 _WAIT_SECONDS = 0.05
+# a training may make its data set at its start
+_EMPTY_SCANS_TO_COMPLAIN = 6
 _SCAN_DEPTH = 8  # a link to a folder above is followed no further
 
 
@@ -37,6 +39,7 @@ class Canary:
         self._next_ns = 0
         self._files: list[str] = []
         self._failures = 0
+        self._empty_scans = 0
         self._running: _Read | None = None
 
     def look(self) -> dict[str, int]:
@@ -72,7 +75,9 @@ class Canary:
     def _collect(self, done: _Read) -> dict[str, int]:
         self._running = None
         self._files = done.files
-        self.problem = done.problem
+        self._empty_scans = 0 if done.files or done.failed else self._empty_scans + 1
+        is_early = 0 < self._empty_scans < _EMPTY_SCANS_TO_COMPLAIN
+        self.problem = "" if is_early else done.problem
         counters = dict(done.counters)
         if done.failed:
             self._failures += 1
