@@ -6,6 +6,8 @@ word are CLOCK_MONOTONIC of the node that wrote the file.
 
 clock.jsonl
     agent     schema, node, reference, transport, pid, monotonic_ns, realtime_ns     first line
+              again when that changes: the reference was found late (null until then), or MPI broke
+              off and only samples follow (transport "none", as on the only node of a job)
     wall      before_ns, realtime_ns, after_ns      the wall clock in a bracket, once per burst
     exchange  burst, sent_ns, arrived_ns, answered_ns, received_ns
               one ping and its answer: sent and received on this node's clock, arrived and answered
@@ -19,6 +21,8 @@ links.jsonl
 samples.jsonl
     sample    monotonic_ns, counters {name: number}, ranks {"3": {name: number}}
               names end in their unit; see COUNTERS. Cumulative ones count from boot or start
+address.json
+    where the agent listens when it talks over UDP and TCP, with the token its packets must carry
 facts.json
     one object: node, cpus, memory_bytes, kernel, psutil, interfaces {name: {speed_mbit, mtu}},
     data_dir, data_filesystem {type, mount, source}. What is not known is null or left out
