@@ -52,6 +52,14 @@ VERBS = (
 )
 
 
+# served by __main__ before click is imported; each has its own --help
+IN_JOB_VERBS = (
+    ("launch", "Run one rank of a training and record it, or local ranks (--ranks N)."),
+    ("agent", "Compare clocks and sample counters of a node beside the training."),
+    ("workload", "Train a small model with synthetic data."),
+)
+
+
 class _VerbGroup(click.Group):
     """A click group that knows its verbs by name and imports one when it is needed."""
 
@@ -75,6 +83,8 @@ class _VerbGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl([(verb.name, verb.summary) for verb in VERBS])
+        with formatter.section("Verbs inside a job"):
+            formatter.write_dl(IN_JOB_VERBS)
 
 
 @click.command(

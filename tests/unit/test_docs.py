@@ -7,15 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from hpcprof.__main__ import _IN_JOB_VERBS
+from hpcprof.cli import main as cli
 from hpcprof.cli.main import VERBS
 from hpcprof.findings import RULES
 
 pytestmark = pytest.mark.unit
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-IN_JOB_VERBS = {"launch", "workload"}  # served before click is imported
+IN_JOB_VERBS = set(_IN_JOB_VERBS)  # served before click is imported
 DOCUMENTS = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")])
 _LINK_RE = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def test_help_lists_the_verbs_that_run_inside_a_job():
+    assert {name for name, _ in cli.IN_JOB_VERBS} == IN_JOB_VERBS
 
 
 def _all_text():
