@@ -9,6 +9,7 @@ from hpcprof.align.node_clock import NodeClock
 from hpcprof.analyses.causes import Cause
 from hpcprof.analyses.horovod_phases import HorovodPhases
 from hpcprof.analyses.interconnect import Interconnect
+from hpcprof.analyses.node_reads import NodeReads
 from hpcprof.analyses.phase_times import PhaseTimes
 from hpcprof.analyses.stragglers import Stragglers
 from hpcprof.trace.model import JobInfo, RankInfo
@@ -32,7 +33,8 @@ class RunResults:
     ``causes[i]`` belongs to ``stragglers.found[i]``. ``collective_form``: arrivals.PROFILER,
     MARKED or NONE. ``payload_bytes``: allreduce bytes per step and rank, None when unknown.
     ``has_device_activity``: whether any GPU kernel was recorded. ``job_end`` is None when nobody
-    could be asked. ``interconnect`` is one without any number where it was not looked at.
+    could be asked. ``interconnect`` and ``reads`` (of the data set, by the agents) are without any
+    number where nothing was measured.
     """
 
     job: JobInfo
@@ -49,3 +51,4 @@ class RunResults:
     job_end: JobEnd | None
     horovod: HorovodPhases | None = None
     interconnect: Interconnect = field(default_factory=Interconnect)
+    reads: NodeReads = field(default_factory=NodeReads)

@@ -9,6 +9,7 @@ from hpcprof.analyses.causes import Cause
 from hpcprof.analyses.run_results import RunResults
 from hpcprof.analyses.stragglers import Straggler
 from hpcprof.findings.model import INFO, INSUFFICIENT, Finding
+from hpcprof.findings.read_evidence import read_evidence
 from hpcprof.findings.registry import rule
 from hpcprof.findings.thresholds import STRAGGLER_INFO_FRAC, straggler_level
 from hpcprof.units import counted, duration, percent, ranks
@@ -26,6 +27,11 @@ _ADVICE = {
     ): "look for what takes this rank's processor: a second process "
     "on its cores (CPU binding), a CPU quota, a throttled GPU, or a larger batch",
 }
+# with read-ahead only the slowest rank of a node is late: the others read while it is waited for
+_NODE_READS_SLOWLY = (
+    _ADVICE["input", stragglers.NODE] + ". Were only this rank replaced, the node's other ranks "
+    "would be late next, unless this one reads far more data than they do"
+)
 _GENERAL_ADVICE = {
     "input": "look at where these ranks read their data and at the cores their input threads use",
     causes.COMPUTE: "look for what takes these ranks' processors: CPU binding, quotas, throttling, "
@@ -83,7 +89,7 @@ def _finding(results: RunResults, straggler: Straggler, cause: Cause) -> Finding
         coverage=cause.coverage,
         message=_message(straggler, cause),
         evidence=tuple(_evidence(results, straggler, cause)),
-        advice=_advice(straggler, cause),
+        advice=_advice(results, straggler, cause),
         next=(
             ("recipe", "input" if "input" in cause.names else "timeline"),
             ("ranks", list(straggler.ranks)),
@@ -129,10 +135,15 @@ def _evidence(results: RunResults, straggler: Straggler, cause: Cause) -> Iterat
             "waiting for input was timed on the host; no device activity was recorded, so where a "
             "device works on meanwhile this is an upper bound"
         )
+    if "input" in cause.names:
+        yield from read_evidence(results, straggler.nodes)
     yield f"compared over {results.stragglers.steps_used} steps, with no clock shared between ranks"
 
 
-def _advice(straggler: Straggler, cause: Cause) -> str:
-    name = cause.names[0]
-    text = _ADVICE.get((name, straggler.scope), _GENERAL_ADVICE[name])
+def _advice(results: RunResults, straggler: Straggler, cause: Cause) -> str:
+    name, scope = cause.names[0], straggler.scope
+    text = _ADVICE.get((name, scope), _GENERAL_ADVICE[name])
+    if (name, scope) == ("input", stragglers.RANK) and straggler.nodes[0] in results.reads.slow:
+        on_node = [info for info in results.ranks if info.node in straggler.nodes]
+        text = _ADVICE[name, stragglers.NODE] if len(on_node) == 1 else _NODE_READS_SLOWLY
     return text.format(nodes=",".join(straggler.nodes))

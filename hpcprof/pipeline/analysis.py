@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from hpcprof.align.node_clock import UNCALIBRATED
 from hpcprof.analyses import arrivals, step_matrix
 from hpcprof.analyses import timeline as timelines
 from hpcprof.analyses.causes import cause
@@ -14,6 +15,7 @@ from hpcprof.analyses.collectives import MatchedCollectives
 from hpcprof.analyses.horovod_phases import HorovodPhases, horovod_phases
 from hpcprof.analyses.interconnect import interconnect
 from hpcprof.analyses.lateness_map import lateness_map
+from hpcprof.analyses.node_reads import node_reads
 from hpcprof.analyses.phase_times import phase_times
 from hpcprof.analyses.run_results import JobEnd, RunResults
 from hpcprof.analyses.step_matrix import StepMatrix
@@ -47,10 +49,11 @@ def analyse(ingested: Ingested, job: JobInfo, steps: range | None = None) -> Ana
     matrix = step_matrix.across_ranks(frames, job.world_size)
     node_of = {info.rank: info.node for info in infos}
     verdict = stragglers(matrix, node_of)
-    links = ingested.agents.links
+    links, samples = ingested.agents.links, ingested.agents.samples
     if steps is not None:
         collectives = _during(collectives, steps)
         links = _links_during(ingested, collectives)
+        samples = _samples_during(ingested, collectives)
     results = RunResults(
         job=job,
         ranks=infos,
@@ -68,6 +71,7 @@ def analyse(ingested: Ingested, job: JobInfo, steps: range | None = None) -> Ana
             collectives, matrix.median_step_ns, links, node_of, ingested.clocks
         ),
         horovod=_horovod(ingested),
+        reads=node_reads(samples),
     )
     return Analysis(results, matrix)
 
@@ -110,15 +114,38 @@ def _during(collectives: MatchedCollectives, steps: range) -> MatchedCollectives
 def _links_during(ingested: Ingested, collectives: MatchedCollectives) -> pd.DataFrame:
     """Measurements of the network made between the first and the last of the collectives."""
     links: pd.DataFrame = ingested.agents.links
-    rows: pd.DataFrame = collectives.rows
-    if not len(links) or not len(rows):
-        nothing: pd.DataFrame = links.head(0)
+    if not len(links):
+        return links
+    kept = [
+        _during_them(ingested, collectives, str(node), times)
+        for node, times in links.groupby("node", observed=True)[c.START_NS]
+    ]
+    chosen: pd.DataFrame = links.loc[pd.concat(kept).index.sort_values()]
+    return chosen
+
+
+def _samples_during(ingested: Ingested, collectives: MatchedCollectives) -> dict[str, pd.DataFrame]:
+    """Samples of each node taken between the first and the last of the collectives."""
+    return {
+        node: samples.loc[_during_them(ingested, collectives, node, samples[c.TIME_NS]).index]
+        for node, samples in ingested.agents.samples.items()
+    }
+
+
+def _during_them(
+    ingested: Ingested, collectives: MatchedCollectives, node: str, times: pd.Series[int]
+) -> pd.Series[int]:
+    """Those times, on the clock of the node, that lie between those moments; index as given.
+
+    None of a node whose clock nothing ties to the job's.
+    """
+    rows, clock = collectives.rows, ingested.clocks.get(node)
+    if not len(rows) or clock is None or clock.status == UNCALIBRATED:
+        nothing: pd.Series[int] = times.head(0)
         return nothing
     first, last = int(rows[c.START_NS].min()), int(rows[c.END_NS].max())
-    began = pd.Series(0, index=links.index, dtype="int64")
-    for node, own in links.groupby("node", observed=True)["start_ns"]:
-        began[own.index] = ingested.clocks[str(node)].to_job(own) - ingested.t0_ns
-    chosen: pd.DataFrame = links.loc[(began >= first) & (began <= last)]
+    moments = clock.to_job(times) - ingested.t0_ns
+    chosen: pd.Series[int] = times[(moments >= first) & (moments <= last)]
     return chosen
 
 

@@ -18,7 +18,7 @@ from hpcprof.analyses.collectives import MatchedCollectives, matched
 from hpcprof.artifacts.paths import ArtifactPaths
 from hpcprof.artifacts.run_record import launch_settings
 from hpcprof.errors import InputError
-from hpcprof.readers.agent_files import read_exchanges, read_links
+from hpcprof.readers.agent_files import WARNINGS, read_exchanges, read_links, read_samples
 from hpcprof.readers.horovod_timeline import HorovodTimeline, read_timeline
 from hpcprof.trace.store import TraceStore
 
@@ -29,14 +29,16 @@ AGENT = -1  # stands for the agent where anchors are kept by rank
 class AgentRecords:
     """What the node agents left, by node; nodes without an agent are absent.
 
-    ``links``: rows of all nodes, see ``readers.agent_files``. ``reference``: the node whose clock
-    the others pinged, None when no agent left a reading.
+    ``links``: rows of all nodes, ``samples``: on the clock of their node; see
+    ``readers.agent_files``. ``reference``: the node whose clock the others pinged, None when no
+    agent left a reading.
     """
 
     reference: str | None = None
     exchanges: dict[str, pd.DataFrame] = field(default_factory=dict)
     walls: dict[str, pd.DataFrame] = field(default_factory=dict)
     links: pd.DataFrame = field(default_factory=pd.DataFrame)
+    samples: dict[str, pd.DataFrame] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -98,6 +100,7 @@ def read_agents(paths: ArtifactPaths, warnings: list[str]) -> AgentRecords:
             warnings.append(str(error))
             continue
         links.append(measured)
+        notes += _read_samples(paths, node, agents, warnings)
         agents.walls[node] = clock.walls
         if len(clock.exchanges):
             agents.reference = clock.reference
@@ -107,6 +110,22 @@ def read_agents(paths: ArtifactPaths, warnings: list[str]) -> AgentRecords:
         agents.links = pd.concat(links, ignore_index=True)
     agents.notes = tuple(notes)
     return agents
+
+
+def _read_samples(
+    paths: ArtifactPaths, node: str, agents: AgentRecords, warnings: list[str]
+) -> list[str]:
+    """Add the samples of the node; returns what was left out of them, in words.
+
+    They do not say whose they are, so the caller has seen that clock.jsonl is of this node.
+    """
+    try:
+        samples = read_samples(paths, node)
+    except InputError as error:
+        warnings.append(str(error))
+        return []
+    agents.samples[node] = samples
+    return list(samples.attrs[WARNINGS])
 
 
 def matched_collectives(store: TraceStore) -> tuple[str, MatchedCollectives]:

@@ -32,6 +32,7 @@ def findings_record(
         "phases": _phases(results),
         "horovod": None if results.horovod is None else _plain(asdict(results.horovod)),
         "interconnect": _plain(asdict(results.interconnect)),
+        "reads": _plain(asdict(results.reads)),
     }
 
 

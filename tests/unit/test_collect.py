@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from hpcprof import pipeline
 from hpcprof.cli.main import main
 from hpcprof.errors import InputError
-from tests.unit.run_writer import write_run
+from hpcprof.pipeline.collection import job_info
+from hpcprof.trace.store import TraceStore
+from tests.unit.run_writer import START_NS, write_run
+from tests.unit.sample_writer import EVERY_NS, read, write_samples
 
 pytestmark = pytest.mark.unit
 
@@ -27,6 +31,66 @@ def test_a_slow_rank_is_named_from_own_spans_alone(tmp_path):
     )
     assert finding["impact_frac"] == pytest.approx(60 / 252, abs=0.01)
     assert json.loads(paths.findings.read_text()) == record
+
+
+def test_test_reads_tell_a_slow_node_from_a_slow_rank(tmp_path):
+    paths = write_run(tmp_path, extra_ms={(2, "input"): 60.0})
+    write_samples(paths, "node0", [read(0.5)] * 6)
+    write_samples(paths, "node1", [read(48)] * 5)
+    collected = pipeline.collect(tmp_path)
+    (finding,) = [f for f in collected.record["findings"] if f["status"] == "ok"]
+    assert (finding["ranks"], finding["cause"]) == ([2], "input")
+    assert (
+        "test reads of the data set take 48 ms on node node1 and 500 µs on the other node "
+        "(5 and 6 reads)"
+    ) in finding["evidence"]
+    assert "--exclude=node1" in finding["advice"]
+    reads = collected.record["reads"]
+    assert reads["slow"] == ["node1"]
+    assert reads["nodes"]["node1"] == {
+        **{"count": 5, "median_ns": 48e6, "high_ns": 48e6, "errors": 0}
+    }
+
+
+def test_samples_that_cannot_be_used_are_told_and_spoil_nothing(tmp_path):
+    paths = write_run(tmp_path, extra_ms={(2, "input"): 60.0})
+    write_samples(paths, "node0", [read(0.5)] * 6)
+    paths.node_folder("node1").mkdir(parents=True)
+    paths.node_samples("node1").mkdir()
+    collected = pipeline.collect(tmp_path)
+    assert rules(collected.record) == ["rank-arrives-late"]
+    assert [w for w in collected.warnings if "samples.jsonl cannot be read" in w]
+    assert collected.record["reads"] == {"nodes": {}, "slow": []}
+
+
+def test_samples_in_the_folder_of_another_node_accuse_nobody(tmp_path):
+    paths = write_run(tmp_path, extra_ms={(2, "input"): 60.0})
+    for node, ms in (("node0", 0.5), ("node1", 48)):
+        write_samples(paths, node, [read(ms)] * 6)
+    agent = {"kind": "agent", "schema": 1, "node": "node0", "reference": None, "transport": "none"}
+    paths.node_clock("node1").write_text(json.dumps(agent) + "\n")
+    collected = pipeline.collect(tmp_path)
+    assert [w for w in collected.warnings if "was written by node node0" in w]
+    assert collected.record["reads"] == {"nodes": {}, "slow": []}
+
+
+def test_of_a_stretch_of_steps_only_its_test_reads_count(tmp_path):
+    paths = write_run(tmp_path, steps=40, extra_ms={(2, "input"): 60.0})
+    # a step takes 252 ms: the first 20 end about 5 s after the start
+    looks = [read(48)] * 5 + [read(0.5)] * 5
+    write_samples(paths, "node0", [read(0.5)] * 10, START_NS + EVERY_NS // 2)
+    write_samples(paths, "node1", looks, START_NS + EVERY_NS // 2)
+    ingested = pipeline.ingest(paths, TraceStore(tmp_path / "elsewhere"))
+    job = job_info(paths, ingested.store, [])
+    late = pipeline.analyse(ingested, job, range(20, 40)).results.reads
+    assert (late.nodes["node1"].count, late.slow) == (5, ())
+    assert late.nodes["node1"].median_ns == 0.5e6
+    early = pipeline.analyse(ingested, job, range(1, 20)).results.reads
+    assert (early.nodes["node1"].median_ns, early.slow) == (48e6, ("node1",))
+    # a node whose clock nothing ties to the job's has no samples in any stretch
+    clocks = {name: clock for name, clock in ingested.clocks.items() if name != "node1"}
+    untied = pipeline.analyse(replace(ingested, clocks=clocks), job, range(1, 20)).results.reads
+    assert list(untied.nodes) == ["node0"]
 
 
 def test_collect_can_be_run_again_with_the_same_result(tmp_path):

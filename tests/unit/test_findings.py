@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hpcprof.analyses import arrivals
+from hpcprof.analyses.node_reads import NodeReads, ReadTimes
 from hpcprof.analyses.run_results import JobEnd
 from hpcprof.artifacts import manifest
 from hpcprof.findings import RULES, find
@@ -45,6 +46,111 @@ def test_a_slow_node_is_one_finding_with_cause_cost_and_advice():
     assert "--exclude=node1" in first.advice
     assert first.evidence[0] == "input takes 81.8 ms per step there and 2 ms on the other ranks"
     assert not [s for s in healthy(run, [first]) if s.startswith("ranks balanced")]
+
+
+MS = 1e6
+SLOW_RANK = {(2, "input"): 80.0}
+FAST = ReadTimes(12, 0.3 * MS, 0.9 * MS)
+SLOW = ReadTimes(12, 48 * MS, 70 * MS)
+
+
+def _read_by(*times: ReadTimes, slow: tuple[str, ...] = ()) -> NodeReads:
+    return NodeReads({f"node{i}": found for i, found in enumerate(times)}, slow)
+
+
+def _sentences(finding):
+    return [text for text in finding.evidence if "test read" in text]
+
+
+def test_a_rank_on_a_node_that_reads_slowly_is_kept_and_the_node_is_to_be_mended():
+    run = results(ranks=8, extra_ms=SLOW_RANK)
+    without = find(run)[0]
+    first = find(replace(run, reads=_read_by(FAST, SLOW, FAST, FAST, slow=("node1",))))[0]
+    assert _sentences(first) == [
+        "test reads of the data set take 48 ms on node node1 and 300 µs on the other nodes "
+        "(12 and 36 reads)"
+    ]
+    assert first.advice == (
+        "compare how fast this node reads the data set with another node; until it is mended leave "
+        "it out (sbatch --exclude=node1) and tell your admins. Were only this rank replaced, the "
+        "node's other ranks would be late next, unless this one reads far more data than they do"
+    )
+    measured = replace(without, evidence=first.evidence, advice=first.advice)
+    assert first == measured
+    assert (first.ranks, first.level) == ((2,), "critical")
+
+
+def test_the_only_rank_of_a_slow_node_has_no_neighbours_that_would_be_next():
+    run = results(ranks=8, per_node=1, extra_ms=SLOW_RANK)
+    first = find(replace(run, reads=_read_by(FAST, FAST, SLOW, slow=("node2",))))[0]
+    assert first.ranks == (2,)
+    assert first.advice.endswith("(sbatch --exclude=node2) and tell your admins")
+
+
+def test_reads_as_fast_as_elsewhere_clear_the_file_system_and_the_rank_is_looked_at():
+    run = results(ranks=8, extra_ms=SLOW_RANK)
+    first = find(replace(run, reads=_read_by(FAST, FAST, FAST, FAST)))[0]
+    assert _sentences(first) == [
+        "test reads of the data set take 300 µs on node node1 and on the other nodes "
+        "(12 and 36 reads): not the file system as a whole"
+    ]
+    assert first.advice.startswith("look at this rank's share of the data")
+
+
+def test_a_node_that_is_now_and_then_slow_is_neither_accused_nor_cleared():
+    run = results(extra_ms=SLOW_RANK)
+    at_times = replace(FAST, high_ns=70 * MS, median_ns=0.4 * MS)
+    first = find(replace(run, reads=_read_by(FAST, at_times)))[0]
+    assert _sentences(first) == [
+        "test reads of the data set take 400 µs on node node1 and 300 µs on the other node "
+        "(12 and 12 reads)"
+    ]
+    assert first.advice.startswith("look at this rank's share of the data")
+
+
+@pytest.mark.parametrize(
+    ("reads", "sentences"),
+    [
+        (
+            NodeReads(),
+            ["no test reads to compare nodes by (they need data_dir and the node agent)"],
+        ),
+        (
+            _read_by(FAST),
+            ["too few test reads to compare nodes by: fewer than 3 on node node1"],
+        ),
+        (
+            _read_by(replace(FAST, count=2), SLOW),
+            ["too few test reads to compare nodes by: fewer than 3 on the other node"],
+        ),
+        (
+            _read_by(FAST, ReadTimes(errors=7)),
+            [
+                "too few test reads to compare nodes by: fewer than 3 on node node1",
+                "7 test reads of the data set failed on node node1",
+            ],
+        ),
+    ],
+)
+def test_reads_that_were_not_measured_are_said_and_change_no_advice(reads, sentences):
+    first = find(replace(results(extra_ms=SLOW_RANK), reads=reads))[0]
+    assert _sentences(first) == sentences
+    assert first.advice.startswith("look at this rank's share of the data")
+
+
+def test_reads_are_told_of_no_other_cause_and_not_where_there_is_one_node():
+    reads = _read_by(FAST, SLOW, slow=("node1",))
+    computing = find(replace(results(extra_ms={(2, "backward"): 80.0}), reads=reads))[0]
+    assert (computing.cause, _sentences(computing)) == ("compute", [])
+    assert "look for what takes this rank's processor" in computing.advice
+    alone = find(results(per_node=4, extra_ms=SLOW_RANK))[0]
+    assert (alone.cause, _sentences(alone)) == ("input", [])
+
+
+def test_test_reads_are_no_finding_and_no_sentence_of_their_own():
+    run = replace(results(), reads=_read_by(FAST, SLOW, slow=("node1",)))
+    assert summary(find(run)) == summary(find(results()))
+    assert list(healthy(run, find(run))) == list(healthy(results(), find(results())))
 
 
 def test_levels_follow_the_lateness():
