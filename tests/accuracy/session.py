@@ -15,7 +15,7 @@ from hpcprof.readers.spans_reader import read_span_file
 from hpcprof.trace import columns as c
 from tests.cluster import training
 from tests.cluster.clocks import ClockSkew
-from tests.cluster.cluster import Cluster
+from tests.cluster.cluster import FINAL_STATES, Cluster
 
 from . import plan
 from .windows import Window
@@ -124,11 +124,16 @@ def wait_for_step(job: training.Training, step: int) -> int:
     """Until every rank has recorded ``step``; returns the last step that any rank has."""
     paths = ArtifactPaths(job.run_dir)
     deadline = time.monotonic() + training.JOB_TIMEOUT_S
+    next_question = time.monotonic() + training.ASK_SLURM_S
     while True:
         steps = [_last_step(paths, rank) for rank in paths.rank_ids()]
         if len(steps) == training.RANKS and min(steps) >= step:
             return max(steps)
-        if time.monotonic() > deadline:
+        is_over = False
+        if time.monotonic() > next_question:
+            next_question = time.monotonic() + training.ASK_SLURM_S
+            is_over = job.cluster.job_state(job.job_id) in FINAL_STATES
+        if is_over or time.monotonic() > deadline:
             raise SessionFailedError(f"step {step} was not reached:\n{job.output()}")
         time.sleep(0.5)
 

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from .cluster import Cluster
 
 
+# how long files that were open at the end of a slow file system may still be read
+LAST_READS_S = 3.0
+
+
 @contextlib.contextmanager
 def slow_cpu(
     cluster: Cluster, node: str = "", pids: Sequence[int] = (), quota: float = 0.25
@@ -75,6 +79,9 @@ def slow_filesystem(cluster: Cluster, node: str, path: Path, mb_per_s: float) ->
             command = [*inside, "umount", *how, str(path)]
             if not subprocess.run(command, capture_output=True, check=False).returncode:
                 break
+        if how:
+            # somebody is reading: without the daemon that read would fail, and end a training
+            time.sleep(LAST_READS_S)
         processes.end([daemon])
         state.forget(cluster.layout, daemon)
 
