@@ -81,6 +81,8 @@ def agent_options(spec: JobSpec, site: Site) -> list[str]:
         f"--ntasks={spec.nodes}",
         "--ntasks-per-node=1",
         "--cpus-per-task=1",
+        # counts against nobody: before Slurm 22.05 --overlap shared processors only
+        "--mem=0",
         # not on the core of the first rank: wherever there is room
         "--cpu-bind=none",
         # an agent that fails is no reason to end the others

@@ -227,6 +227,25 @@ def test_slow_filesystem_is_slow_on_one_node_each_time(cluster: Cluster, folder:
     assert max(other, after) < 0.5
 
 
+def test_who_reads_while_a_slow_filesystem_ends_reads_on(cluster: Cluster, folder: Path) -> None:
+    for number in range(20):
+        (folder / f"{number}").write_bytes(os.urandom(20_000))
+    read = (
+        "import os, sys, time; begin = time.monotonic(); sizes = set()\n"
+        "while time.monotonic() < begin + 6:\n"
+        "    for name in os.listdir(sys.argv[1]):\n"
+        "        sizes.add(len(open(sys.argv[1] + '/' + name, 'rb').read()))\n"
+        "print(sizes)"
+    )
+    command = ["srun", "-w", "node1", sys.executable, "-c", read, str(folder)]
+    with cluster.slow_filesystem("node1", folder, mb_per_s=0.3):
+        job = subprocess.Popen(command, env=cluster.env, stdout=subprocess.PIPE, text=True)
+        time.sleep(2)
+        assert job.poll() is None
+    printed, _ = job.communicate(timeout=60)
+    assert (job.returncode, printed) == (0, "{20000}\n")
+
+
 def _transfer_seconds(cluster: Cluster, sender: str, receiver: str) -> float:
     command = ["srun", *BOTH, sys.executable, "-c", TRANSFER]
     return float(cluster.run(*command, sender, cluster.address(receiver)).stdout)
