@@ -14,12 +14,13 @@ import pandas as pd
 
 from hpcprof.align.drift import RHO
 from hpcprof.align.node_clock import NodeClock
-from hpcprof.align.offset_curve import Floats
+from hpcprof.align.offset_curve import Floats, Int64s
 from hpcprof.trace.columns import END_NS, SEQ, START_NS, STEP
 
 RANK = "rank"
 _KEY = [STEP, SEQ]
 _NODE, _COLLECTIVE = "node", "collective"
+_NEVER = int(np.iinfo(np.int64).max) // 2
 
 
 class Limits(NamedTuple):
@@ -113,25 +114,55 @@ def violations(
 def contradicted(
     tables: Mapping[str, pd.DataFrame], clocks: Mapping[str, NodeClock]
 ) -> dict[str, int]:
-    """``violations`` of tables as ``per_node`` makes them."""
+    """``violations`` of tables as ``per_node`` makes them. Linear in nodes times collectives."""
     nodes = sorted(node for node, clock in clocks.items() if clock.bound_ns is not None)
-    collectives = max((int(table.index.max()) + 1 for table in tables.values()), default=0)
-    never = np.iinfo(np.int64).max // 2
-    start, end = (
-        np.full((collectives, len(nodes)), -never),
-        np.full((collectives, len(nodes)), never),
-    )
-    for index, node in enumerate(nodes):
-        if node in tables:
-            clock, row = clocks[node], tables[node].index
-            starts, ends = (tables[node][name].to_numpy() for name in (START_NS, END_NS))
-            start[row, index] = clock.to_job(starts) - clock.bound_at(starts)
-            end[row, index] = clock.to_job(ends) + clock.bound_at(ends)
-    counts = {}
-    for index, node in enumerate(nodes):
-        others = np.arange(len(nodes)) != index
-        earliest_end = end[:, others].min(axis=1, initial=never)
-        latest_start = start[:, others].max(axis=1, initial=-never)
-        is_broken = (start[:, index] > earliest_end) | (latest_start > end[:, index])
+    widest = {node: _widest(tables[node], clocks[node]) for node in nodes if node in tables}
+    collectives = max((int(rows.max()) + 1 for rows, *_ in widest.values() if len(rows)), default=0)
+    first_ends = _TwoSmallest(collectives)
+    last_starts = _TwoSmallest(collectives)  # of negative starts
+    for rows, starts, ends in widest.values():
+        first_ends.add(rows, ends)
+        last_starts.add(rows, -starts)
+    counts = dict.fromkeys(nodes, 0)
+    for node, (rows, starts, ends) in widest.items():
+        is_broken = (starts > first_ends.of_others(rows, ends)) | (
+            ends < -last_starts.of_others(rows, -starts)
+        )
         counts[node] = int(is_broken.sum())
     return counts
+
+
+def _widest(table: pd.DataFrame, clock: NodeClock) -> tuple[Int64s, Int64s, Int64s]:
+    """Numbers of the node's collectives, their earliest starts and latest ends on the job's clock.
+
+    As far apart as the clock's bound allows.
+    """
+    starts, ends = (table[name].to_numpy() for name in (START_NS, END_NS))
+    return (
+        table.index.to_numpy(),
+        clock.to_job(starts) - clock.bound_at(starts),
+        clock.to_job(ends) + clock.bound_at(ends),
+    )
+
+
+class _TwoSmallest:
+    """Per collective the smallest and the second-smallest value that any node has.
+
+    Enough to know the smallest of all other nodes, for each of them.
+    """
+
+    def __init__(self, collectives: int) -> None:
+        self.smallest = np.full(collectives, _NEVER)
+        self.second = np.full(collectives, _NEVER)
+
+    def add(self, rows: Int64s, values: Int64s) -> None:
+        """Take in one node's values; ``rows`` holds no collective twice."""
+        smallest = self.smallest[rows]
+        self.second[rows] = np.minimum(self.second[rows], np.maximum(smallest, values))
+        self.smallest[rows] = np.minimum(smallest, values)
+
+    def of_others(self, rows: Int64s, values: Int64s) -> Int64s:
+        """The smallest value of the nodes but the one whose ``values`` these are."""
+        smallest = self.smallest[rows]
+        others: Int64s = np.where(values == smallest, self.second[rows], smallest)
+        return others
