@@ -174,8 +174,8 @@ def _clock_wait(
         return "not_collected", {}
     latest = rows.groupby([c.STEP, c.SEQ])[c.START_NS].transform("max")
     waits = _by_rank(rows.assign(clock=latest - rows[c.START_NS]), "clock")
-    # within one node all ranks read the same clock
-    doubt = max(bounds) if len(nodes) > 1 else 0
+    # between two nodes both clocks are in doubt; within one all ranks read the same clock
+    doubt = sum(sorted(bounds)[-2:]) if len(nodes) > 1 else 0
     if max(waits.values()) - min(waits.values()) <= doubt:
         return "not_resolvable", {}
     return "ok", waits

@@ -4,19 +4,26 @@ From the messages that the node agents sent to each other beside the training:
 1. rate of a message = bytes / (duration - round trip of an empty message). Only the largest
    messages of a pair count, and only when they take twice as long as the empty one: below that
    the rate is made of latency and its noise.
-2. rate of an ordered pair = its best message: the training and other jobs can only lower it.
-3. a node sends at the best rate of its pairs, and receives at the best of those towards it, so that
-   one slow end does not stain its partners.
-4. slow: below half of the median over the other nodes, in either direction. That needs three
-   nodes; with two only the two directions can be compared, and nobody can tell which end it is.
+2. a node sends at the rate of its best message, and receives at the best of those towards it: the
+   training and other jobs can only lower it, and one slow end does not stain its partners.
+3. yardstick of a direction: what the fastest quarter of the nodes reach, at least two of them.
+   Slow nodes do not move it while they are half of the nodes or fewer (2 of 4, 3 of 6), nor does
+   one freak measurement. When more than half are below the limit, nobody is accused.
+4. slow: below half of the yardstick, in messages with peers that somebody else reaches at half of
+   it or more; else the peers may be the cause, and the node counts as not measured.
+5. often slow: the same with the rate that only a quarter of a node's messages exceed, and with the
+   last message of each burst, as a slow link is not sent the large one.
 
-Says nothing when all links are equally slow, and nothing about a network the agent did not use.
+It takes three nodes; with two only the two directions can be compared, and nobody can tell which
+end it is. Says nothing when all links are equally slow, and nothing about a network the agent did
+not use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,7 +36,7 @@ LINK_COLUMNS = (NODE, PEER, c.BYTES, c.START_NS, DURATION_NS, ROUND_TRIP_NS, TRA
 
 SENDS, RECEIVES, PAIR = "sends", "receives", "pair"
 
-# of the other nodes' median. Links negotiate speeds in steps of two and more (10, 25, 40, 100 GbE;
+# of the yardstick. Links negotiate speeds in steps of two and more (10, 25, 40, 100 GbE;
 # PCIe and InfiniBand widths), while healthy ones measured beside a training differ by less
 SLOW_BELOW_FRAC = 0.5
 # per node and direction: one or two may both have met the training's own traffic, and then their
@@ -37,14 +44,25 @@ SLOW_BELOW_FRAC = 0.5
 MIN_MESSAGES = 3
 MIN_NODES = 3
 
+_BEST = 1.0
+# three quarters of a node's messages are slow. Where half of the nodes are, at most two thirds of
+# the messages of a healthy one go to them
+_OFTEN = 0.75
+_MIN_OFTEN_MESSAGES = 10
+
+_GB_S = "gb_s"
+_LAST = "is_last"  # of its burst: sizes grow within one
+_ENDS = {SENDS: (NODE, PEER), RECEIVES: (PEER, NODE)}
+
 
 @dataclass(frozen=True)
 class SlowLink:
     """A node that ``sends`` or ``receives`` slowly, or (``pair``) the way from one to another.
 
     ``nodes`` is the node; for a pair the sender and the receiver, either of which may be the cause.
-    ``typical_gb_s``: median over the other nodes; for a pair the rate of the way back. A node that
-    is slow in both directions is given once, with the worse one. ``messages`` it rests on.
+    ``typical_gb_s``: what the fastest nodes reach; for a pair the rate of the way back. A node that
+    is slow in both directions is given once, with the worse one. ``messages`` it rests on, of which
+    ``below`` have less than half of the typical rate.
     """
 
     nodes: tuple[str, ...]
@@ -52,6 +70,7 @@ class SlowLink:
     rate_gb_s: float
     typical_gb_s: float
     messages: int
+    below: int
 
 
 @dataclass(frozen=True)
@@ -59,6 +78,8 @@ class LinkRates:
     """Rates in GB/s (1e9 bytes) by node; a node that was not measured is in no mapping.
 
     ``transport`` as the agent names it, "" when nothing was measured; ``messages`` that count.
+    ``spread_gb_s``: direction → slowest and fastest node, with those that only their peers may have
+    slowed. ``often_slow``: nodes that are not in ``slow`` but slow in most of the run.
     """
 
     nodes: tuple[str, ...] = ()
@@ -66,7 +87,9 @@ class LinkRates:
     messages: int = 0
     sends_gb_s: Mapping[str, float] = field(default_factory=dict)
     receives_gb_s: Mapping[str, float] = field(default_factory=dict)
+    spread_gb_s: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     slow: tuple[SlowLink, ...] = ()
+    often_slow: tuple[SlowLink, ...] = ()
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
@@ -74,6 +97,24 @@ class LinkRates:
         return tuple(
             n for n in self.nodes if not (n in self.sends_gb_s and n in self.receives_gb_s)
         )
+
+    @property
+    def uneven(self) -> tuple[str, ...]:
+        """Directions in which the slowest node has less than half of the fastest one's rate."""
+        return tuple(
+            direction
+            for direction, (slowest, fastest) in self.spread_gb_s.items()
+            if slowest < SLOW_BELOW_FRAC * fastest
+        )
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """One direction: rate of all nodes and of those whose peers are not to blame, and the slow."""
+
+    seen: dict[str, float]
+    rates: dict[str, float]
+    slow: tuple[SlowLink, ...] = ()
 
 
 def link_rates(links: pd.DataFrame, nodes: Sequence[str]) -> LinkRates:
@@ -85,63 +126,100 @@ def link_rates(links: pd.DataFrame, nodes: Sequence[str]) -> LinkRates:
     rows = _usable(links, known) if len(links) else links
     if not len(rows):
         return LinkRates(known)
-    pairs = rows.groupby([NODE, PEER], sort=True)["gb_s"].agg(["max", "size"]).reset_index()
-    slow = _slow_way(pairs) if len(known) < MIN_NODES else _slow_nodes(pairs)
+    largest = rows[rows[c.BYTES] == rows.groupby([NODE, PEER])[c.BYTES].transform("max")]
+    best = {way: _judged(largest, way, _BEST, MIN_MESSAGES) for way in _ENDS}
+    often = [_judged(rows[rows[_LAST]], way, _OFTEN, _MIN_OFTEN_MESSAGES) for way in _ENDS]
+    slow = _slow_way(largest) if len(known) < MIN_NODES else _worst_of_each(best.values())
+    accused = {link.nodes for link in slow}
     return LinkRates(
         nodes=known,
         transport=str(rows[TRANSPORT].iloc[0]),
-        messages=len(rows),
-        sends_gb_s=_best(pairs, NODE),
-        receives_gb_s=_best(pairs, PEER),
+        messages=len(largest),
+        sends_gb_s=best[SENDS].rates,
+        receives_gb_s=best[RECEIVES].rates,
+        spread_gb_s={
+            way: (min(found.seen.values()), max(found.seen.values()))
+            for way, found in best.items()
+            if found.seen
+        },
         slow=slow,
+        often_slow=tuple(k for k in _worst_of_each(often) if k.nodes not in accused),
     )
 
 
 def _usable(links: pd.DataFrame, nodes: tuple[str, ...]) -> pd.DataFrame:
-    """Largest messages of each pair in which latency does not dominate, with their rate gb_s."""
+    """Messages between ``nodes`` in which latency does not dominate, with their rate gb_s."""
     # as text: categories of nodes and peers differ, and groups of unused ones would be empty
     links = links.astype(dict.fromkeys((NODE, PEER, TRANSPORT), "object"))
     between = links[NODE].isin(nodes) & links[PEER].isin(nodes) & (links[NODE] != links[PEER])
     rows = links[between & (links[c.BYTES] > 0)]
     if len(rows):
         rows = rows[rows[TRANSPORT] == rows[TRANSPORT].value_counts().sort_index().idxmax()]
-    largest = rows.groupby([NODE, PEER])[c.BYTES].transform("max")
+    rows = rows.sort_values([NODE, PEER, c.START_NS, c.BYTES], kind="stable")
+    following = rows.groupby([NODE, PEER])[c.BYTES].shift(-1, fill_value=0)
     net = rows[DURATION_NS] - rows[ROUND_TRIP_NS]
-    rows = rows[(rows[c.BYTES] == largest) & (net >= rows[ROUND_TRIP_NS]) & (net > 0)]
-    usable: pd.DataFrame = rows.assign(gb_s=rows[c.BYTES] / net)  # bytes per ns are GB/s
+    # bytes per ns are GB/s
+    rows = rows.assign(**{_GB_S: rows[c.BYTES] / net, _LAST: following <= rows[c.BYTES]})
+    usable: pd.DataFrame = rows[(net >= rows[ROUND_TRIP_NS]) & (net > 0)]
     return usable
 
 
-def _best(pairs: pd.DataFrame, end: str) -> dict[str, float]:
-    """Best rate of each node with enough messages, as a sender (NODE) or receiver (PEER)."""
-    by_node = pairs.groupby(end)
-    rates = by_node["max"].max()[by_node["size"].sum() >= MIN_MESSAGES]
-    return {str(node): float(rate) for node, rate in rates.items()}
+def _judged(rows: pd.DataFrame, direction: str, quantile: float, least: int) -> _Verdict:
+    """Who is slow in a direction, by a quantile of the rates of at least so many messages."""
+    end, other = _ENDS[direction]
+    seen = _rates(rows, [end], quantile, least)
+    limit = SLOW_BELOW_FRAC * _yardstick(seen) if len(seen) >= MIN_NODES else 0.0
+    low = [node for node, rate in seen.items() if rate < limit]
+    pairs = _rates(rows, [end, other], quantile, 1)
+    # peers that can do better: somebody else reaches them fast
+    able = {peer for (node, peer), rate in pairs.items() if rate >= limit and node not in low}
+    fair = rows[rows[end].isin(low) & rows[other].isin(able)]
+    slow = tuple(
+        SlowLink(
+            (node,),
+            direction,
+            rate,
+            limit / SLOW_BELOW_FRAC,
+            int((fair[end] == node).sum()),
+            int(((fair[end] == node) & (fair[_GB_S] < limit)).sum()),
+        )
+        for node, rate in _rates(fair, [end], quantile, least).items()
+        if rate < limit
+    )
+    doubtful = set(low) - {link.nodes[0] for link in slow}
+    rates = {node: rate for node, rate in seen.items() if node not in doubtful}
+    return _Verdict(seen, rates, slow if 2 * len(slow) <= len(seen) else ())
 
 
-def _slow_nodes(pairs: pd.DataFrame) -> tuple[SlowLink, ...]:
-    worst: dict[str, SlowLink] = {}
-    for direction, end in ((SENDS, NODE), (RECEIVES, PEER)):
-        rates = _best(pairs, end)
-        counts = pairs.groupby(end)["size"].sum()
-        for node, rate in rates.items():
-            others = [value for name, value in rates.items() if name != node]
-            if len(others) < MIN_NODES - 1:
-                continue
-            typical = float(np.median(others))
-            known = worst.get(node)
-            if rate < SLOW_BELOW_FRAC * typical and (
-                known is None or rate / typical < known.rate_gb_s / known.typical_gb_s
-            ):
-                worst[node] = SlowLink((node,), direction, rate, typical, int(counts[node]))
-    return tuple(worst[node] for node in sorted(worst))
+def _rates(rows: pd.DataFrame, by: list[str], quantile: float, least: int) -> dict[Any, float]:
+    """Quantile of gb_s by group (a name, or a tuple of them) with at least so many messages."""
+    groups = rows.groupby(by if len(by) > 1 else by[0])[_GB_S]
+    # a rate that was measured, not one between a slow and a fast message
+    rates = groups.quantile(quantile, interpolation="higher")[groups.size() >= least]
+    return {key: float(rate) for key, rate in rates.items()}
 
 
-def _slow_way(pairs: pd.DataFrame) -> tuple[SlowLink, ...]:
+def _yardstick(rates: Mapping[str, float]) -> float:
+    return sorted(rates.values(), reverse=True)[max(2, len(rates) // 4) - 1]
+
+
+def _worst_of_each(verdicts: Iterable[_Verdict]) -> tuple[SlowLink, ...]:
+    """Each slow node once, the slowest first."""
+    found = [link for verdict in verdicts for link in verdict.slow]
+    found.sort(key=lambda link: (link.rate_gb_s / link.typical_gb_s, link.nodes))
+    worst: dict[tuple[str, ...], SlowLink] = {}
+    for link in found:
+        worst.setdefault(link.nodes, link)
+    return tuple(worst.values())
+
+
+def _slow_way(rows: pd.DataFrame) -> tuple[SlowLink, ...]:
+    pairs = rows.groupby([NODE, PEER], sort=True)[_GB_S].agg(["max", "size"]).reset_index()
     if len(pairs) < 2 or pairs["size"].min() < MIN_MESSAGES:
         return ()
     slow, back = (pairs.iloc[i] for i in np.argsort(pairs["max"].to_numpy(), kind="stable"))
     if slow["max"] >= SLOW_BELOW_FRAC * back["max"]:
         return ()
     way = (str(slow[NODE]), str(slow[PEER]))
-    return (SlowLink(way, PAIR, float(slow["max"]), float(back["max"]), int(slow["size"])),)
+    count = int(slow["size"])
+    return (SlowLink(way, PAIR, float(slow["max"]), float(back["max"]), count, count),)

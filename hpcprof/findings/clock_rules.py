@@ -69,4 +69,4 @@ def clocks_sentence(results: RunResults) -> str:
     bound = max(clock.bound_ns or 0 for clock in clocks.values())
     how = " and ".join(sorted({clock.method for clock in clocks.values()}))
     certain = "" if all(c.status == TIGHT for c in clocks.values()) else ", not tight"
-    return f"clocks of {len(clocks)} nodes known to ±{duration(bound)} ({how}{certain})"
+    return f"clocks of {len(clocks)} nodes each known to ±{duration(bound)} ({how}{certain})"

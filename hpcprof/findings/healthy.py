@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcprof.analyses import stragglers
-from hpcprof.analyses.link_rates import MIN_NODES, LinkRates
+from hpcprof.analyses.link_rates import MIN_NODES, RECEIVES, SENDS, LinkRates
 from hpcprof.analyses.run_results import RunResults
 from hpcprof.findings.clock_rules import clocks_sentence
 from hpcprof.findings.interconnect_rules import rate, transport
@@ -39,10 +39,14 @@ def healthy(results: RunResults, findings: list[Finding]) -> Iterator[str]:
 
 def _links_alike(links: LinkRates) -> Iterator[str]:
     """Only when every node was measured and there are enough to compare."""
-    if len(links.nodes) < MIN_NODES or links.unmeasured or links.slow:
+    if len(links.nodes) < MIN_NODES or links.unmeasured:
         return
-    slowest, fastest = min(links.sends_gb_s.values()), max(links.sends_gb_s.values())
+    if links.slow or links.often_slow or links.uneven:
+        return
+    (slowest, fastest), (least, most) = links.spread_gb_s[SENDS], links.spread_gb_s[RECEIVES]
     yield (
-        f"interconnect: no node has a slower link than the others; all {len(links.nodes)} nodes "
-        f"send at {rate(slowest)} to {rate(fastest)} (measured by the agent, {transport(links)})"
+        f"interconnect: at their best moment all {len(links.nodes)} nodes send at {rate(slowest)} "
+        f"to {rate(fastest)} and receive at {rate(least)} to {rate(most)}, none at less than half "
+        f"of another (measured by the agent, {transport(links)}; a link that is slow at times is "
+        "not seen)"
     )

@@ -8,39 +8,95 @@ from hpcprof.analyses import link_rates
 from hpcprof.analyses.interconnect import Interconnect
 from hpcprof.analyses.link_rates import LinkRates, SlowLink
 from hpcprof.analyses.run_results import RunResults
-from hpcprof.findings.model import INFO, NOT_COLLECTED, Finding
+from hpcprof.findings.model import CRITICAL, INFO, INSUFFICIENT, NOT_COLLECTED, WARN, Finding
 from hpcprof.findings.registry import rule
-from hpcprof.findings.thresholds import LINKS_WANTED_FRAC, TRANSFER_WARN_FRAC, transfer_level
+from hpcprof.findings.thresholds import LINKS_WANTED_FRAC, transfer_level
 from hpcprof.trace import columns as c
 from hpcprof.units import counted, nbytes, percent
+
+_MPI = "mpi"  # as the agent names it
 
 
 @rule
 def node_link_slow(results: RunResults) -> Iterator[Finding]:
-    """One node sends or receives at less than half of the speed of the other nodes.
+    """One node sends or receives at less than half of the speed that the fastest nodes reach.
 
     Fires: node2 sends at 12 MB/s, the others at 640 MB/s, and the transfer takes 41 % of the step.
     Stays quiet: all links equally slow; fewer than 3 messages of a node; with two nodes, when both
-    directions are alike. Below 5 % of the step it is only told.
+    directions are alike. Below 5 % of the step it is only told; over TCP it is never critical.
     """
     network = results.interconnect
     for slow in network.links.slow:
-        saved = 1 - slow.rate_gb_s / slow.typical_gb_s
-        share, (low, high) = network.transfer_frac, network.transfer_frac_ci
-        known = share == share  # not nan
+        share = network.transfer_frac
+        # the transfer is as slow as the slowest link, so that several cannot each have its cost
+        claims = slow is network.links.slow[0] and share == share  # not nan
         yield Finding(
             rule="node-link-slow",
-            level=transfer_level(share, network.steps),
+            level=_level(network),
             nodes=slow.nodes,
             phase=c.ALLREDUCE,
             cause="interconnect",
-            impact_frac=share * saved if known else None,
-            ci=(low * saved, high * saved) if known else None,
-            message=f"{_what_is_slow(slow)}; {_transfer(network)}",
-            evidence=tuple(_evidence(network, slow, saved)),
+            impact_frac=share * (1 - slow.rate_gb_s / slow.typical_gb_s) if claims else None,
+            impact_is_limit=claims,
+            message=f"{_what_is_slow(slow)}{_way(network.links)}; {_transfer(network)}",
+            evidence=tuple(_evidence(network, slow)),
             advice=_advice(slow),
             next=(("recipe", "network"), ("nodes", list(slow.nodes))),
         )
+
+
+@rule
+def node_link_often_slow(results: RunResults) -> Iterator[Finding]:
+    """One node sends or receives slowly in three quarters of the measurements, but not in the best.
+
+    Fires: node2 sends slowly in 29 of 30 measurements; only told, as the training may be what it
+    was busy with.
+    Stays quiet: the link is slow at its best too; fewer than 10 measurements; two nodes.
+    """
+    links = results.interconnect.links
+    for slow in links.often_slow:
+        node = slow.nodes[0]
+        yield Finding(
+            rule="node-link-often-slow",
+            level=INFO,
+            nodes=slow.nodes,
+            phase=c.ALLREDUCE,
+            message=f"node {node} {slow.direction} at less than half of {rate(slow.typical_gb_s)}, "
+            f"which other nodes reach in most measurements, in {slow.below} of {slow.messages} "
+            f"measurements{_way(links)}; at its best moment its link is not slow",
+            advice=f"see whether {node} is busy with other traffic than the others, or its link "
+            "lost speed in a part of the run (the port's counters, the system log)",
+            next=(("recipe", "network"), ("nodes", list(slow.nodes))),
+        )
+
+
+@rule
+def slow_links_not_assessed(results: RunResults) -> Iterator[Finding]:
+    """The links differ by more than a factor of two, and it cannot be said which nodes are slow.
+
+    Fires: two of three nodes send at 1 GB/s, the third at 12.5 GB/s.
+    Stays quiet: a node is named; all nodes are within a factor of two.
+    """
+    links = results.interconnect.links
+    if links.slow or not links.uneven:
+        return
+    spreads = " and ".join(
+        f"{way.removesuffix('s')} at {rate(links.spread_gb_s[way][0])} to "
+        f"{rate(links.spread_gb_s[way][1])}"
+        for way in links.uneven
+    )
+    yield Finding(
+        rule="slow-links-not-assessed",
+        level=INFO,
+        status=INSUFFICIENT,
+        phase=c.ALLREDUCE,
+        message=f"whether a node's link is slow: at their best moment the nodes {spreads} "
+        f"(measured by the agent, {transport(links)}); more than half of them are slow, or one "
+        "was measured with slow nodes only, or too seldom",
+        advice="compare the negotiated speeds of the nodes' ports, or run longer: the agents "
+        "measure with other nodes each time",
+        next=(("recipe", "network"), ("nodes", list(links.nodes))),
+    )
 
 
 @rule
@@ -89,9 +145,19 @@ def _what_is_slow(slow: SlowLink) -> str:
             f"between {sender} and {receiver}: from {sender} to {receiver} {speed}, back "
             f"{typical}; with two nodes nobody can tell which end it is"
         )
-    return (
-        f"node {slow.nodes[0]} {slow.direction} at {speed}, the other nodes at {typical} (median)"
-    )
+    return f"node {slow.nodes[0]} {slow.direction} at {speed}, where other nodes reach {typical}"
+
+
+def _level(network: Interconnect) -> str:
+    level = transfer_level(network.transfer_frac, network.steps)
+    return WARN if level == CRITICAL and network.links.transport != _MPI else level
+
+
+def _way(links: LinkRates) -> str:
+    """What to doubt about the way that was measured, for a sentence about it."""
+    if links.transport == _MPI:
+        return ""
+    return f" (over {transport(links)}, which may not be the fabric that the training uses)"
 
 
 def _transfer(network: Interconnect) -> str:
@@ -100,7 +166,7 @@ def _transfer(network: Interconnect) -> str:
     return f"the allreduce transfer takes {percent(network.transfer_frac)} of every step"
 
 
-def _evidence(network: Interconnect, slow: SlowLink, saved: float) -> Iterator[str]:
+def _evidence(network: Interconnect, slow: SlowLink) -> Iterator[str]:
     links = network.links
     yield f"best of {counted(slow.messages, 'message')} between the node agents"
     node = slow.nodes[0]
@@ -111,20 +177,21 @@ def _evidence(network: Interconnect, slow: SlowLink, saved: float) -> Iterator[s
             f"{node} sends at {rate(links.sends_gb_s[node])} and receives at "
             f"{rate(links.receives_gb_s[node])}"
         )
-    if links.transport == "mpi":
+    if links.transport == _MPI:
         yield "measured with MPI, on the fabric MPI chose"
-    else:
-        yield (
-            f"measured with {transport(links)} on the nodes' network, which may not be the fabric "
-            "that the training uses"
-        )
-    if network.transfer_frac >= TRANSFER_WARN_FRAC:
-        yield (
-            f"a healthy link could save at most {percent(network.transfer_frac * saved)} of the "
-            "step, if the transfer is slow for this link alone"
-        )
+    if network.transfer_frac == network.transfer_frac:
+        yield _what_it_costs(links, slow)
     if network.busbw_gb_s is not None:
         yield f"bus bandwidth of the allreduce at least {rate(network.busbw_gb_s)}"
+
+
+def _what_it_costs(links: LinkRates, slow: SlowLink) -> str:
+    if len(links.slow) == 1:
+        return "the cost is what a healthy link could save, if the transfer is slow for it alone"
+    if slow is links.slow[0]:
+        others = ", ".join(link.nodes[0] for link in links.slow[1:])
+        return f"the cost is what healthy links could save, counted here for {others} as well"
+    return f"its cost is counted with that of {links.slow[0].nodes[0]}, the slowest"
 
 
 def _advice(slow: SlowLink) -> str:

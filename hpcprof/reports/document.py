@@ -123,7 +123,8 @@ def _transfer(record: dict[str, Any]) -> str:
     link = record.get("interconnect") or {}
     if link.get("transfer_ns") is None or link.get("transfer_frac") is None:
         return ""
-    text = f"; transfer {duration(link['transfer_ns'])} ({percent(link['transfer_frac'])} of it)"
+    share = percent(link["transfer_frac"])
+    text = f"; transfer {duration(link['transfer_ns'])} ({share} of the step)"
     if link["busbw_gb_s"]:
         text += f", busbw {link['busbw_gb_s']:.2g} GB/s"
     return text
@@ -132,7 +133,8 @@ def _transfer(record: dict[str, Any]) -> str:
 def _entry(number: int, finding: dict[str, Any]) -> Entry:
     lines = []
     if finding["impact_frac"] is not None:
-        cost = f"{percent(finding['impact_frac'])} of every step"
+        limit = "at most " if finding.get("impact_is_limit") else ""
+        cost = f"{limit}{percent(finding['impact_frac'])} of every step"
         if finding["ci"]:
             cost += f" {percent_interval(*finding['ci'])} (95 % interval)"
         lines.append(("costs", cost))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pandas as pd
@@ -13,10 +13,11 @@ from hpcprof.analyses.causes import cause
 from hpcprof.analyses.interconnect import Interconnect
 from hpcprof.analyses.link_rates import LINK_COLUMNS, link_rates
 from hpcprof.analyses.phase_times import phase_times
-from hpcprof.analyses.run_results import RunResults
+from hpcprof.analyses.run_results import NONE, NodeAgents, RunResults
 from hpcprof.analyses.step_matrix import across_ranks
 from hpcprof.analyses.stragglers import stragglers
 from hpcprof.artifacts import manifest
+from hpcprof.launch.agent import measure
 from hpcprof.trace.model import JobInfo, Moment, RankInfo, SourceState
 from tests.unit.synthetic_run import frames
 
@@ -48,7 +49,10 @@ def results(
     extra_ms: Mapping[tuple[int, str], float] | None = None,
     **changes: object,
 ) -> RunResults:
-    """Results of a run with nsys on every rank, clock-checked by wall clock; override by name."""
+    """Results of a job with nsys on every rank and no agent, clock-checked by wall clock.
+
+    Override by name.
+    """
     matrix = across_ranks(frames(ranks, extra_ms=extra_ms), ranks)
     node_of = {rank: f"node{rank // per_node}" for rank in range(ranks)}
     verdict = stragglers(matrix, node_of)
@@ -67,6 +71,7 @@ def results(
         phase_times=phase_times(matrix),
         left_out=(),
         job_end=None,
+        agents=NodeAgents(NONE),
     )
     return replace(built, **changes)
 
@@ -93,11 +98,43 @@ def all_pairs(nodes: int, gb_s: float = 0.64) -> dict[tuple[str, str], float]:
     return {(a, b): gb_s for a in names for b in names if a != b}
 
 
+def links_of_agents(
+    nodes: int,
+    bursts: int,
+    rate: Callable[[int, int, int], float],
+    *,
+    rotate: bool = True,
+) -> pd.DataFrame:
+    """Messages as agents send them: two neighbours per burst, the large one where that is fast.
+
+    ``rate`` of (sender, receiver, burst) in GB/s; without ``rotate`` it is always the next two.
+    """
+    round_trip = 50_000
+    rows = []
+    for burst in range(bursts):
+        for task in range(nodes):
+            for peer in measure.neighbours(task, nodes, burst if rotate else 0):
+                for i, size in enumerate((measure.SMALL_BYTES, measure.LARGE_BYTES)):
+                    duration = round(size / rate(task, peer, burst)) + round_trip
+                    start = burst * 10 * NS + i * NS
+                    ends = f"node{task}", f"node{peer}"
+                    rows.append((*ends, size, start, duration, round_trip, "mpi"))
+                    if duration >= 3_000_000:  # as measure.probe_link
+                        break
+    return pd.DataFrame(rows, columns=list(LINK_COLUMNS))
+
+
 def network(
-    transfer_frac: float, rates_gb_s: Mapping[tuple[str, str], float], nodes: int, steps: int = 60
+    transfer_frac: float,
+    rates_gb_s: Mapping[tuple[str, str], float] | pd.DataFrame,
+    nodes: int,
+    steps: int = 60,
+    transport: str = "mpi",
 ) -> Interconnect:
     """An interconnect whose transfer takes this share of the step; the interval is ± 1 %."""
-    links = link_table(rates_gb_s)
+    links = rates_gb_s
+    if not isinstance(links, pd.DataFrame):
+        links = link_table(links, transport=transport)
     return Interconnect(
         collectives=steps,
         steps=steps,

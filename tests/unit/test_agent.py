@@ -70,14 +70,14 @@ def test_every_burst_keeps_five_exchanges_and_one_reading_of_the_wall_clock(tmp_
             assert record["after_ns"] >= record["before_ns"]
 
 
-def test_links_lead_to_the_next_two_neighbours(tmp_path: Path):
+def test_links_lead_to_the_next_two_neighbours_first_and_then_to_others(tmp_path: Path):
     with Agents(tmp_path / "run", 4) as started:
         started.wait_for_bursts(0)
         started.end()
     for task in range(4):
         links = started.links(task)
-        wanted = {f"node{(task + 1) % 4}", f"node{(task + 2) % 4}"}
-        assert {record["peer"] for record in links} == wanted
+        peers = list(dict.fromkeys(record["peer"] for record in links))
+        assert peers == [f"node{(task + distance) % 4}" for distance in (1, 2, 3)]
         assert {record["transport"] for record in links} == {"tcp"}
         assert {record["bytes"] for record in links} >= {measure.SMALL_BYTES}
         assert all(record["round_trip_ns"] > 0 for record in links)
@@ -303,15 +303,25 @@ def test_the_narrowest_exchanges_are_kept(parts: list[tuple[int, int, int]]):
     assert [e.round_trip_ns for e in kept] == sorted(t + b for t, _, b in parts)[:5]
 
 
-@given(st.integers(1, 100), st.data())
-def test_neighbours_are_others_and_each_task_is_somebodys(tasks: int, data: st.DataObject):
+@given(st.integers(1, 100), st.integers(0, 1000))
+def test_in_each_burst_every_task_sends_to_others_and_as_many_send_to_it(tasks: int, burst: int):
+    found = [measure.neighbours(task, tasks, burst) for task in range(tasks)]
+    for task, others in enumerate(found):
+        assert task not in others
+        assert len(set(others)) == len(others) == min(2, tasks - 1)
+    reached = sorted(other for others in found for other in others)
+    assert reached == sorted(list(range(tasks)) * min(2, tasks - 1))
+
+
+@given(st.integers(2, 100), st.data())
+def test_over_the_bursts_all_tasks_up_to_64_further_on_come_round(tasks: int, data: st.DataObject):
     task = data.draw(st.integers(0, tasks - 1))
-    found = measure.neighbours(task, tasks)
-    assert task not in found
-    assert len(set(found)) == len(found) == min(2, tasks - 1)
-    assert all(0 <= other < tasks for other in found)
-    if tasks > 1:
-        assert task in measure.neighbours((task - 1) % tasks, tasks)
+    farthest = min(tasks - 1, 64)
+    bursts = range((farthest + 1) // 2)
+    reached = [other for burst in bursts for other in measure.neighbours(task, tasks, burst)]
+    wanted = [(task + distance) % tasks for distance in range(1, farthest + 1)]
+    assert reached[:2] == wanted[:2]
+    assert set(reached) == set(wanted)
 
 
 class ScriptedLink(NoTransport):
@@ -369,30 +379,50 @@ mpi_child.START_SECONDS = mpi_child.LAST_SECONDS = 0.5
 inbox = SignalInbox()
 def body(started):
     {body}
-print(mpi_child.run(body, inbox))
+print(*mpi_child.run(body, inbox), sep="|")
 """
+
+
+def watched(body: str) -> tuple[str, str]:
+    """What is printed by a program that has ``body`` run in its child, and its stderr."""
+    code = CHILD.format(body=body)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=agents.environ(), capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    return done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(
     ("body", "outcome"),
     [
-        ("time.sleep(600)", "not started"),
-        ("sys.exit(3)", "not started"),
-        ("pass", "not started"),
-        ("started(); os._exit(3)", "broke off"),
-        ("started(); os.kill(os.getpid(), signal.SIGKILL)", "broke off"),
-        ("started()", "ended"),
+        ("time.sleep(600)", "not started|not within 0 s"),
+        ("sys.exit(3)", "not started|"),
+        ("pass", "not started|"),
+        ("started(); os._exit(3)", "broke off|"),
+        ("started(); os.kill(os.getpid(), signal.SIGKILL)", "broke off|ended by signal 9"),
+        ("started()", "ended|"),
         # the signal comes, and the child takes no notice, as one that hangs in MPI_Finalize
-        ("started(); os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)", "ended"),
-        ("os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)", "ended"),
+        ("started(); os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)", "ended|"),
+        ("os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)", "ended|"),
     ],
 )
 def test_the_part_with_mpi_is_watched(body: str, outcome: str):
-    code = CHILD.format(body=body)
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=agents.environ(), capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, outcome + "\n", "")
+    assert watched(body) == (outcome + "\n", "")
+
+
+@pytest.mark.parametrize(
+    ("body", "how", "reason"),
+    [
+        ("raise OSError('no\\nfabric')", "not started", "OSError: no fabric"),
+        ("started(); {}['x']", "broke off", "KeyError: 'x'"),
+        ("started(); raise ValueError('!s' * 9000)", "broke off", f"ValueError: {'!s' * 94}"),
+    ],
+)
+def test_what_the_part_with_mpi_raises_is_printed_and_the_reason(body: str, how: str, reason: str):
+    out, err = watched(body.replace("{}", "dict()"))
+    assert err == f"hpcprof agent: MPI: {reason}\n"
+    assert out == f"{how}|{reason}\n"
 
 
 HANGING = """

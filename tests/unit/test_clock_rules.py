@@ -31,13 +31,13 @@ def said(*clocks):
 def test_clocks_compared_by_the_agent_are_a_sentence_and_no_finding():
     assert said(AGENT, replace(AGENT, bound_ns=41_000)) == []
     assert clocks_sentence(run(AGENT, replace(AGENT, bound_ns=41_000))) == (
-        "clocks of 2 nodes known to ±41 µs (agent ping-pong)"
+        "clocks of 2 nodes each known to ±41 µs (agent ping-pong)"
     )
 
 
 def test_a_bound_by_collectives_is_called_not_tight():
     assert clocks_sentence(run(ENDS, ENDS)) == (
-        "clocks of 2 nodes known to ±900 µs (collective ends, not tight)"
+        "clocks of 2 nodes each known to ±900 µs (collective ends, not tight)"
     )
 
 

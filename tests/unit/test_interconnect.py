@@ -21,7 +21,7 @@ from hpcprof.findings import find
 from hpcprof.findings.healthy import healthy
 from hpcprof.trace import columns as c
 from hpcprof.trace.frame import spans_frame
-from tests.unit.results_builder import all_pairs, link_table, network, results
+from tests.unit.results_builder import all_pairs, link_table, links_of_agents, network, results
 
 pytestmark = pytest.mark.unit
 
@@ -66,7 +66,7 @@ TWO_RANKS = {
 
 
 def test_transfer_wait_and_bandwidth_of_a_late_rank():
-    found = of_calls(TWO_RANKS, node_clocks=clocks(200))
+    found = of_calls(TWO_RANKS, node_clocks=clocks(140))
     assert (found.collectives, found.steps, found.dropped) == (6, 6, 0)
     assert (found.transfer_ns, found.transfer_frac) == (100.0, 0.1)
     assert (found.transfer_frac_ci, found.collective_ns_ci) == ((0.1, 0.1), (100.0, 100.0))
@@ -78,11 +78,14 @@ def test_transfer_wait_and_bandwidth_of_a_late_rank():
 
 
 def test_a_wait_smaller_than_the_error_of_the_clocks_is_not_resolvable():
-    assert of_calls(TWO_RANKS, node_clocks=clocks(300)).clock_status == "not_resolvable"
-    assert of_calls(TWO_RANKS, node_clocks=clocks(300)).clock_wait_ns == {}
-    assert of_calls(TWO_RANKS, node_clocks=clocks(299)).clock_status == "ok"
+    # the clocks of both nodes are off by their bounds, in opposite directions
+    assert of_calls(TWO_RANKS, node_clocks=clocks(150)).clock_status == "not_resolvable"
+    assert of_calls(TWO_RANKS, node_clocks=clocks(150)).clock_wait_ns == {}
+    assert of_calls(TWO_RANKS, node_clocks=clocks(149)).clock_status == "ok"
     # the clock-free wait needs no clock
-    assert of_calls(TWO_RANKS, node_clocks=clocks(300)).wait_ns == {0: 300.0, 1: 0.0}
+    assert of_calls(TWO_RANKS, node_clocks=clocks(150)).wait_ns == {0: 300.0, 1: 0.0}
+    reference = {**clocks(299), "node0": NodeClock("node0", 0, 0, 0, 0, "agent", TIGHT)}
+    assert of_calls(TWO_RANKS, node_clocks=reference).clock_status == "ok"
 
 
 @pytest.mark.parametrize("node_clocks", [{}, clocks(None), clocks(5, UNCALIBRATED)])
@@ -266,9 +269,69 @@ def test_links_within_a_factor_of_two_accuse_nobody(factors):
     assert link_rates(link_table(pairs), NODES).slow == ()
 
 
-def with_network(transfer_frac, rates, nodes=3, steps=60):
+def names(nodes):
+    return [f"node{i}" for i in range(nodes)]
+
+
+def slow_at(nodes, slow_gb_s=0.5, gb_s=5.0):
+    """Rate of links_of_agents when some nodes send and receive slowly."""
+    return lambda sender, receiver, burst: slow_gb_s if {sender, receiver} & set(nodes) else gb_s
+
+
+def accused(rates):
+    return sorted(slow.nodes[0] for slow in rates.slow)
+
+
+def test_two_slow_neighbours_in_a_ring_do_not_stain_those_beside_them():
+    # node 3 sends only to 4 and 5, node 6 receives only from them; so do half of their own links
+    table = links_of_agents(8, 30, slow_at({4, 5}), rotate=False)
+    rates = link_rates(table, names(8))
+    assert accused(rates) == ["node4", "node5"]
+    assert {slow.nodes[0]: slow.direction for slow in rates.slow} == {
+        "node4": "receives",
+        "node5": "sends",
+    }
+    assert rates.unmeasured == ("node3", "node4", "node5", "node6")
+    assert (set(names(8)) - set(rates.sends_gb_s)) == {"node3", "node4"}
+    assert (set(names(8)) - set(rates.receives_gb_s)) == {"node5", "node6"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "slow"), [(3, {1}), (4, {0, 3}), (4, {1, 2}), (6, {1, 2, 3}), (8, {4, 5}), (9, {0})]
+)
+def test_agents_that_change_their_neighbours_find_up_to_half_of_the_nodes(nodes, slow):
+    rates = link_rates(links_of_agents(nodes, 12, slow_at(slow)), names(nodes))
+    assert accused(rates) == [f"node{i}" for i in sorted(slow)]
+    assert rates.unmeasured == ()
+
+
+def test_a_node_measured_too_seldom_with_peers_that_can_do_better_is_not_accused():
+    # twice with node2, at a moment of much traffic; else with the slow node1
+    pairs = {pair: 0.05 if "node1" in pair else gb_s for pair, gb_s in all_pairs(5).items()}
+    mine = {pair: 0.1 for pair in pairs if pair[0] == "node0"}
+    rest = {pair: gb_s for pair, gb_s in pairs.items() if pair[0] != "node0"}
+    table = pd.concat(
+        [
+            link_table(rest),
+            link_table({("node0", "node1"): 0.05}, repeats=9),
+            link_table({("node0", "node2"): mine["node0", "node2"]}, repeats=2),
+        ]
+    )
+    rates = link_rates(table, names(5))
+    assert accused(rates) == ["node1"]
+    assert "node0" not in rates.sends_gb_s
+
+
+def test_one_freak_measurement_accuses_nobody_and_is_not_healthy():
+    table = links_of_agents(4, 9, slow_at(()))
+    table.loc[table.index[-1], "duration_ns"] = 100_000  # 1 MiB at 20 GB/s
+    rates = link_rates(table, names(4))
+    assert (rates.slow, rates.uneven) == ((), ("sends", "receives"))
+
+
+def with_network(transfer_frac, rates, nodes=3, steps=60, transport="mpi"):
     run = results(ranks=2 * nodes)
-    return replace(run, interconnect=network(transfer_frac, rates, nodes, steps))
+    return replace(run, interconnect=network(transfer_frac, rates, nodes, steps, transport))
 
 
 def only(run, rule):
@@ -281,23 +344,19 @@ def test_a_slow_link_is_one_critical_finding_that_names_the_node_and_no_rank():
     assert (finding.level, finding.status, finding.cause) == ("critical", "ok", "interconnect")
     assert (finding.nodes, finding.ranks, finding.phase) == (("node2",), (), "allreduce")
     assert finding.message == (
-        "node node2 sends at 12 MB/s, the other nodes at 640 MB/s (median); "
+        "node node2 sends at 12 MB/s, where other nodes reach 640 MB/s; "
         "the allreduce transfer takes 41 % of every step"
     )
     saved = 1 - 0.012 / 0.64
     assert finding.impact_frac == pytest.approx(0.41 * saved, rel=1e-3)
-    assert finding.ci == (
-        pytest.approx(0.40 * saved, rel=1e-3),
-        pytest.approx(0.42 * saved, rel=1e-3),
-    )
+    # nobody measured the step without that link: a limit has no interval
+    assert (finding.impact_is_limit, finding.ci) == (True, None)
     assert "--exclude=node2" in finding.advice
     assert finding.evidence == (
         "best of 6 messages between the node agents",
         "node2 sends at 12 MB/s and receives at 640 MB/s",
-        "measured with TCP on the nodes' network, which may not be the fabric that the training "
-        "uses",
-        "a healthy link could save at most 40 % of the step, if the transfer is slow for this "
-        "link alone",
+        "measured with MPI, on the fabric MPI chose",
+        "the cost is what a healthy link could save, if the transfer is slow for it alone",
     )
     assert not [f for f in find(run) if f.rule == "rank-arrives-late"]
     assert not [s for s in healthy(run, find(run)) if s.startswith("interconnect")]
@@ -314,7 +373,7 @@ def test_the_level_follows_what_the_transfer_costs(share, steps, level):
 
 def test_a_slow_link_of_unknown_cost_is_told_without_a_number():
     (finding,) = only(with_network(float("nan"), slow_sender()), "node-link-slow")
-    assert (finding.level, finding.impact_frac, finding.ci) == ("info", None, None)
+    assert (finding.level, finding.impact_frac, finding.impact_is_limit) == ("info", None, False)
     assert finding.message.endswith("; what the transfer takes of a step is not known")
 
 
@@ -333,9 +392,78 @@ def test_links_alike_are_said_to_be_in_order_with_their_rates():
     run = with_network(0.3, pairs)
     assert [f.rule for f in find(run)] == ["order-between-nodes-unknown"]
     assert [s for s in healthy(run, []) if s.startswith("interconnect")] == [
-        "interconnect: no node has a slower link than the others; all 3 nodes send at 610 MB/s "
-        "to 640 MB/s (measured by the agent, TCP)"
+        "interconnect: at their best moment all 3 nodes send at 610 MB/s to 640 MB/s and receive "
+        "at 640 MB/s to 640 MB/s, none at less than half of another (measured by the agent, MPI; "
+        "a link that is slow at times is not seen)"
     ]
+
+
+@pytest.mark.parametrize(("transport", "level"), [("mpi", "critical"), ("tcp", "warn")])
+def test_what_was_measured_over_tcp_warns_at_most_and_says_so(transport, level):
+    (finding,) = only(with_network(0.41, slow_sender(), transport=transport), "node-link-slow")
+    assert finding.level == level
+    doubt = "640 MB/s (over TCP, which may not be the fabric that the training uses); "
+    assert (doubt in finding.message) == (transport == "tcp")
+
+
+def test_several_slow_nodes_claim_the_transfer_once():
+    pairs = {
+        pair: {"node1": 0.1, "node2": 0.05}.get(pair[0], gb_s)
+        for pair, gb_s in all_pairs(4).items()
+    }
+    first, second = only(with_network(0.4, pairs, nodes=4), "node-link-slow")
+    assert (first.nodes, first.impact_is_limit) == (("node2",), True)
+    assert first.impact_frac == pytest.approx(0.4 * (1 - 0.05 / 0.64), rel=1e-3)
+    assert first.evidence[-1] == (
+        "the cost is what healthy links could save, counted here for node1 as well"
+    )
+    assert (second.nodes, second.impact_frac, second.level) == (("node1",), None, "critical")
+    assert second.evidence[-1] == "its cost is counted with that of node2, the slowest"
+
+
+def test_more_slow_nodes_than_can_be_told_apart_are_not_called_healthy():
+    # two of three send slowly, so that the third cannot receive fast
+    senders = {pair: 12.5 if pair[0] == "node0" else 1.0 for pair in all_pairs(3)}
+    run = with_network(0.3, senders)
+    (finding,) = only(run, "slow-links-not-assessed")
+    assert (finding.level, finding.status, finding.nodes) == ("info", "insufficient", ())
+    assert finding.message.startswith(
+        "whether a node's link is slow: at their best moment the nodes send at 1 GB/s to "
+        "12.5 GB/s and receive at 1 GB/s to 12.5 GB/s (measured by the agent, MPI); "
+    )
+    assert only(run, "node-link-slow") == []
+    assert not [s for s in healthy(run, find(run)) if s.startswith("interconnect")]
+
+
+def test_half_slow_nodes_in_a_ring_are_neither_named_nor_called_healthy():
+    # with 2 and 3 slow, 0 → 1 is the only pair of the ring that is fast
+    table = links_of_agents(4, 10, slow_at({2, 3}, 1.0, 12.5), rotate=False)
+    run = with_network(0.3, table, nodes=4)
+    assert [f.status for f in only(run, "slow-links-not-assessed")] == ["insufficient"]
+    assert only(run, "node-link-slow") == []
+    assert not [s for s in healthy(run, find(run)) if s.startswith("interconnect")]
+
+
+def test_where_a_slow_node_is_named_the_spread_is_no_finding_of_its_own():
+    run = with_network(0.3, links_of_agents(4, 9, slow_at({1}), rotate=False), nodes=4)
+    assert [f.nodes for f in only(run, "node-link-slow")] == [("node1",)]
+    assert only(run, "slow-links-not-assessed") == []
+
+
+def test_a_link_that_was_slow_in_most_of_the_run_is_told():
+    def rate(sender, receiver, burst):
+        return 0.01 if sender == 2 and burst != 7 else 0.64
+
+    table = links_of_agents(4, 15, rate)
+    run = with_network(0.3, table, nodes=4)
+    (finding,) = only(run, "node-link-often-slow")
+    assert (finding.level, finding.status, finding.nodes) == ("info", "ok", ("node2",))
+    assert finding.message == (
+        "node node2 sends at less than half of 640 MB/s, which other nodes reach in most "
+        "measurements, in 28 of 30 measurements; at its best moment its link is not slow"
+    )
+    assert only(run, "node-link-slow") == []
+    assert not [s for s in healthy(run, find(run)) if s.startswith("interconnect")]
 
 
 @pytest.mark.parametrize(

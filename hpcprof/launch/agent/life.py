@@ -48,7 +48,6 @@ class Life:
         self._ending = ending
         self._task = setting.identity.rank
         self._tasks = setting.identity.world_size
-        self._neighbours = measure.neighbours(self._task, self._tasks)
         self._burst_number = 0
         self._begun_with: str | None = None
 
@@ -67,8 +66,8 @@ class Life:
         self._end()
 
     def _meet(self) -> None:
-        """Wait until those that we measure are known, but not long for neighbours."""
-        needed = {REFERENCE_TASK, *self._neighbours}
+        """Wait until those that we measure first are known, but not long for neighbours."""
+        needed = {REFERENCE_TASK, *self._neighbours()}
         begun = time.monotonic()
         pause = 0.1
         while not self._transport.seek(needed) and not self._ending.stop.is_set():
@@ -110,11 +109,14 @@ class Life:
         self._journal.clock.append(measure.wall_reading())
         if self._task != REFERENCE_TASK:
             self._measure_clock(is_over)
-        for task in self._neighbours:
+        for task in self._neighbours():
             if not is_over():
                 self._measure_link(task, is_over)
         self._transport.rest()
         self._burst_number += 1
+
+    def _neighbours(self) -> list[int]:
+        return measure.neighbours(self._task, self._tasks, self._burst_number)
 
     def _measure_clock(self, is_over: measure.IsOver) -> None:
         try:

@@ -18,6 +18,8 @@ LARGE_BYTES = 1024 * 1024
 _FAST_NS = 3_000_000
 _ROUND_TRIPS = 5
 _REPEATS = 3
+# an MPI keeps memory for every peer it ever sent to, on the training's nodes
+_FARTHEST = 64
 _MOST_SILENT = 3
 _WALL_READINGS = 5
 
@@ -72,10 +74,17 @@ def exchange_record(burst: int, exchange: Exchange) -> dict[str, Any]:
     return {"kind": node_records.EXCHANGE, "burst": burst, **exchange._asdict()}
 
 
-def neighbours(task: int, tasks: int) -> list[int]:
-    """The next two tasks of ``tasks`` in a ring; fewer when there are not so many others."""
-    around = [(task + 1) % tasks, (task + 2) % tasks]
-    return [other for other in dict.fromkeys(around) if other != task]
+def neighbours(task: int, tasks: int, burst: int) -> list[int]:
+    """The two tasks that ``task`` of ``tasks`` sends to in a burst; fewer without so many others.
+
+    Burst 0, mostly before the training communicates, leads to the next two in the ring, and
+    each burst after it two further on, up to _FARTHEST and then from the start. So all pairs come
+    round: who only ever sends to slow nodes looks slow itself. In each burst a task is sent to by
+    as many as it sends to.
+    """
+    farthest = min(tasks - 1, _FARTHEST)
+    distances = {(2 * burst + i) % farthest + 1: None for i in range(2)} if farthest else {}
+    return [(task + distance) % tasks for distance in distances]
 
 
 def probe_link(transport: Transport, task: int, is_over: IsOver) -> list[dict[str, Any]]:
