@@ -25,6 +25,32 @@ class JobEnd:
     limit_s: int | None
 
 
+AUTO, NONE = "auto", "none"  # what a job script may be told about the agent
+
+
+@dataclass(frozen=True)
+class AgentNote:
+    """Something that agents did not measure, or that went wrong there, on these nodes."""
+
+    nodes: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class NodeAgents:
+    """What became of the node agents.
+
+    ``setting``: AUTO or NONE as the job was told; "" for a run that no job script of ours started
+    (``hpcprof launch --ranks``), which has no agents. ``absent``: nodes on which ranks ran and no
+    agent left a record. ``log_end``: one line of what agents and their srun printed last.
+    """
+
+    setting: str = ""
+    absent: tuple[str, ...] = ()
+    log_end: str = ""
+    notes: tuple[AgentNote, ...] = ()
+
+
 @dataclass(frozen=True)
 class RunResults:
     """Results of one run.
@@ -52,3 +78,4 @@ class RunResults:
     horovod: HorovodPhases | None = None
     interconnect: Interconnect = field(default_factory=Interconnect)
     reads: NodeReads = field(default_factory=NodeReads)
+    agents: NodeAgents = field(default_factory=NodeAgents)

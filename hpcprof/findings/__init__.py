@@ -8,6 +8,7 @@ from hpcprof.findings.registry import RULES, find
 
 # isort: split
 from hpcprof.findings import (
+    agent_rules,
     clock_rules,
     input_rules,
     interconnect_rules,
@@ -18,6 +19,7 @@ from hpcprof.findings import (
 __all__ = [
     "RULES",
     "Finding",
+    "agent_rules",
     "clock_rules",
     "find",
     "input_rules",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from hpcprof.align.node_clock import TIGHT, UNCALIBRATED, UTC_ONLY
 from hpcprof.analyses.run_results import RunResults
+from hpcprof.findings.agent_rules import agent_advice
 from hpcprof.findings.model import INFO, NOT_RESOLVABLE, Finding
 from hpcprof.findings.registry import rule
 from hpcprof.units import duration
@@ -32,7 +33,7 @@ def order_between_nodes_unknown(results: RunResults) -> Iterator[Finding]:
         nodes=tuple(sorted(loose)),
         message=f"the order of events between nodes {doubt}: only wall clocks tie them "
         "together; no finding here depends on it",
-        advice=_AGENT,
+        advice=agent_advice(results, _AGENT),
     )
 
 
@@ -55,7 +56,8 @@ def clocks_contradict_collectives(results: RunResults) -> Iterator[Finding]:
         message=f"order between nodes is doubtful: by the clocks, {wrong[worst]} times a "
         f"collective ended on one node before it began on another ({worst} most often); nothing "
         "was moved to hide that, and lateness is measured without shared clocks",
-        advice="look at the table of clocks for a node whose method or bound differs; " + _AGENT,
+        advice="look at the table of clocks for a node whose method or bound differs"
+        + agent_advice(results, _AGENT, before="; "),
     )
 
 

@@ -8,6 +8,7 @@ from hpcprof.analyses import link_rates
 from hpcprof.analyses.interconnect import Interconnect
 from hpcprof.analyses.link_rates import LinkRates, SlowLink
 from hpcprof.analyses.run_results import RunResults
+from hpcprof.findings.agent_rules import agent_advice
 from hpcprof.findings.model import CRITICAL, INFO, INSUFFICIENT, NOT_COLLECTED, WARN, Finding
 from hpcprof.findings.registry import rule
 from hpcprof.findings.thresholds import LINKS_WANTED_FRAC, transfer_level
@@ -122,7 +123,9 @@ def links_not_measured(results: RunResults) -> Iterator[Finding]:
         phase=c.ALLREDUCE,
         message=f"whether a slow link is the reason: {_transfer(network)}, and the links {which} "
         "were not measured",
-        advice="let the node agent measure them: profile: {agent: auto} in hpcprof.yaml",
+        advice=agent_advice(
+            results, "let the node agent measure them: profile: {agent: auto} in hpcprof.yaml"
+        ),
         next=(("recipe", "network"), ("nodes", list(unmeasured))),
     )
 

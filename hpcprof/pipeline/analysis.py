@@ -72,6 +72,7 @@ def analyse(ingested: Ingested, job: JobInfo, steps: range | None = None) -> Ana
         ),
         horovod=_horovod(ingested),
         reads=node_reads(samples),
+        agents=ingested.agents.outcome,
     )
     return Analysis(results, matrix)
 

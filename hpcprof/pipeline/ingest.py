@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pandas as pd
 
@@ -18,28 +18,13 @@ from hpcprof.analyses.collectives import MatchedCollectives, matched
 from hpcprof.artifacts.paths import ArtifactPaths
 from hpcprof.artifacts.run_record import launch_settings
 from hpcprof.errors import InputError
-from hpcprof.readers.agent_files import WARNINGS, read_exchanges, read_links, read_samples
+from hpcprof.pipeline.agents import AgentRecords, read_agents
 from hpcprof.readers.horovod_timeline import HorovodTimeline, read_timeline
+from hpcprof.reports.agent_notes import note_sentences
+from hpcprof.trace.columns import END_NS
 from hpcprof.trace.store import TraceStore
 
 AGENT = -1  # stands for the agent where anchors are kept by rank
-
-
-@dataclass
-class AgentRecords:
-    """What the node agents left, by node; nodes without an agent are absent.
-
-    ``links``: rows of all nodes, ``samples``: on the clock of their node; see
-    ``readers.agent_files``. ``reference``: the node whose clock the others pinged, None when no
-    agent left a reading.
-    """
-
-    reference: str | None = None
-    exchanges: dict[str, pd.DataFrame] = field(default_factory=dict)
-    walls: dict[str, pd.DataFrame] = field(default_factory=dict)
-    links: pd.DataFrame = field(default_factory=pd.DataFrame)
-    samples: dict[str, pd.DataFrame] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,9 +56,10 @@ def ingest(paths: ArtifactPaths, store: TraceStore) -> Ingested:
     try:
         anchors = _read_anchors(paths, warnings)
         unaligned = _read_ranks(paths, anchors, TraceStore(work / "unaligned"))
-        agents = read_agents(paths, warnings)
+        agents = read_agents(paths, _last_spans(unaligned, anchors))
         clocks = _fit(unaligned, anchors, agents)
-        warnings += [*agents.notes, *(text for clock in clocks.values() for text in clock.warnings)]
+        warnings += note_sentences((note.nodes, note.text) for note in agents.outcome.notes)
+        warnings += [text for clock in clocks.values() for text in clock.warnings]
         t0_ns = align.job_start(clocks, anchors)
         for rank in unaligned.ranks():
             trace = unaligned.read(rank)
@@ -85,47 +71,6 @@ def ingest(paths: ArtifactPaths, store: TraceStore) -> Ingested:
         shutil.rmtree(work, ignore_errors=True)
     horovod = _read_horovod(paths, warnings)
     return Ingested(store, clocks, t0_ns, agents, horovod, tuple(warnings))
-
-
-def read_agents(paths: ArtifactPaths, warnings: list[str]) -> AgentRecords:
-    """Everything the agents of a run left. A file that cannot be used is told in ``warnings``."""
-    agents = AgentRecords()
-    links = []
-    notes: list[str] = []
-    for node in paths.node_names():
-        try:
-            clock = read_exchanges(paths, node)
-            measured = read_links(paths, node)
-        except InputError as error:
-            warnings.append(str(error))
-            continue
-        links.append(measured)
-        notes += _read_samples(paths, node, agents, warnings)
-        agents.walls[node] = clock.walls
-        if len(clock.exchanges):
-            agents.reference = clock.reference
-            agents.exchanges[node] = clock.exchanges
-        notes += [f"agent of node {node}: {note}" for note in (*clock.notes, *clock.warnings)]
-    if links:
-        agents.links = pd.concat(links, ignore_index=True)
-    agents.notes = tuple(notes)
-    return agents
-
-
-def _read_samples(
-    paths: ArtifactPaths, node: str, agents: AgentRecords, warnings: list[str]
-) -> list[str]:
-    """Add the samples of the node; returns what was left out of them, in words.
-
-    They do not say whose they are, so the caller has seen that clock.jsonl is of this node.
-    """
-    try:
-        samples = read_samples(paths, node)
-    except InputError as error:
-        warnings.append(str(error))
-        return []
-    agents.samples[node] = samples
-    return list(samples.attrs[WARNINGS])
 
 
 def matched_collectives(store: TraceStore) -> tuple[str, MatchedCollectives]:
@@ -183,6 +128,17 @@ def _read_ranks(
         for rank in ranks:
             store.write(readers.read_rank(paths, rank, exports, tools))
     return store
+
+
+def _last_spans(
+    store: TraceStore, anchors: Mapping[str, Mapping[int, pd.DataFrame]]
+) -> dict[str, int]:
+    """When the last span of each node ended (ns, on the node's clock); 0 without any."""
+    ends = {}
+    for node, ranks in anchors.items():
+        spans = (store.read_spans(rank, [END_NS])[END_NS] for rank in ranks)
+        ends[node] = max((int(times.max()) for times in spans if len(times)), default=0)
+    return ends
 
 
 def _fit(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hpcprof.reports.agent_notes import note_sentences
 from hpcprof.reports.quality_tables import clock_table, order_note, quality_table
 from hpcprof.reports.table import Table
 from hpcprof.units import (
@@ -62,6 +63,7 @@ def build_document(record: dict[str, Any]) -> Document:
     unjudged = [f for f in record["findings"] if f["status"] != "ok"]
     remarks = [("healthy", sentence) for sentence in record["healthy"]]
     remarks += [_remark(finding) for finding in unjudged]
+    remarks += [("not measured", sentence) for sentence in _agent_notes(record)]
     return Document(
         headline=_headline(record),
         facts=tuple(_facts(record, judged)),
@@ -153,6 +155,11 @@ def _remark(finding: dict[str, Any]) -> tuple[str, str]:
     if finding["advice"]:
         text = f"{text.rstrip('.')}. {finding['advice'][0].upper()}{finding['advice'][1:]}"
     return label.get(finding["status"], "unresolved"), text
+
+
+def _agent_notes(record: dict[str, Any]) -> list[str]:
+    notes = record["quality"].get("agent_notes", [])  # records of earlier versions have none
+    return note_sentences((note["nodes"], note["text"]) for note in notes)
 
 
 def _tables(record: dict[str, Any]) -> Iterator[Table]:

@@ -25,6 +25,7 @@ def findings_record(
             "missing": list(results.missing),
             "left_out": list(results.left_out),
             "collectives": results.collective_form,
+            "agent_notes": [_plain(asdict(note)) for note in results.agents.notes],
         },
         "findings": [_finding(finding) for finding in findings],
         "healthy": healthy,

@@ -13,7 +13,7 @@ from hpcprof.analyses.causes import cause
 from hpcprof.analyses.interconnect import Interconnect
 from hpcprof.analyses.link_rates import LINK_COLUMNS, link_rates
 from hpcprof.analyses.phase_times import phase_times
-from hpcprof.analyses.run_results import RunResults
+from hpcprof.analyses.run_results import NONE, NodeAgents, RunResults
 from hpcprof.analyses.step_matrix import across_ranks
 from hpcprof.analyses.stragglers import stragglers
 from hpcprof.artifacts import manifest
@@ -49,7 +49,10 @@ def results(
     extra_ms: Mapping[tuple[int, str], float] | None = None,
     **changes: object,
 ) -> RunResults:
-    """Results of a run with nsys on every rank, clock-checked by wall clock; override by name."""
+    """Results of a job with nsys on every rank and no agent, clock-checked by wall clock.
+
+    Override by name.
+    """
     matrix = across_ranks(frames(ranks, extra_ms=extra_ms), ranks)
     node_of = {rank: f"node{rank // per_node}" for rank in range(ranks)}
     verdict = stragglers(matrix, node_of)
@@ -68,6 +71,7 @@ def results(
         phase_times=phase_times(matrix),
         left_out=(),
         job_end=None,
+        agents=NodeAgents(NONE),
     )
     return replace(built, **changes)
 
