@@ -379,30 +379,50 @@ mpi_child.START_SECONDS = mpi_child.LAST_SECONDS = 0.5
 inbox = SignalInbox()
 def body(started):
     {body}
-print(mpi_child.run(body, inbox))
+print(*mpi_child.run(body, inbox), sep="|")
 """
+
+
+def watched(body: str) -> tuple[str, str]:
+    """What is printed by a program that has ``body`` run in its child, and its stderr."""
+    code = CHILD.format(body=body)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=agents.environ(), capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    return done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(
     ("body", "outcome"),
     [
-        ("time.sleep(600)", "not started"),
-        ("sys.exit(3)", "not started"),
-        ("pass", "not started"),
-        ("started(); os._exit(3)", "broke off"),
-        ("started(); os.kill(os.getpid(), signal.SIGKILL)", "broke off"),
-        ("started()", "ended"),
+        ("time.sleep(600)", "not started|not within 0 s"),
+        ("sys.exit(3)", "not started|"),
+        ("pass", "not started|"),
+        ("started(); os._exit(3)", "broke off|"),
+        ("started(); os.kill(os.getpid(), signal.SIGKILL)", "broke off|ended by signal 9"),
+        ("started()", "ended|"),
         # the signal comes, and the child takes no notice, as one that hangs in MPI_Finalize
-        ("started(); os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)", "ended"),
-        ("os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)", "ended"),
+        ("started(); os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)", "ended|"),
+        ("os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)", "ended|"),
     ],
 )
 def test_the_part_with_mpi_is_watched(body: str, outcome: str):
-    code = CHILD.format(body=body)
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=agents.environ(), capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, outcome + "\n", "")
+    assert watched(body) == (outcome + "\n", "")
+
+
+@pytest.mark.parametrize(
+    ("body", "how", "reason"),
+    [
+        ("raise OSError('no\\nfabric')", "not started", "OSError: no fabric"),
+        ("started(); dict()['x']", "broke off", "KeyError: 'x'"),
+        ("started(); raise ValueError('!s' * 9000)", "broke off", f"ValueError: {'!s' * 94}"),
+    ],
+)
+def test_what_the_part_with_mpi_raises_is_printed_and_the_reason(body: str, how: str, reason: str):
+    out, err = watched(body)
+    assert err == f"hpcprof agent: MPI: {reason}\n"
+    assert out == f"{how}|{reason}\n"
 
 
 HANGING = """

@@ -10,9 +10,11 @@ import os
 import select
 import signal
 import time
-from typing import Callable, Mapping
+import traceback
+from typing import Callable, Mapping, NamedTuple
 
 from hpcprof.launch.agent.ending import LAST_SECONDS, SECOND_AFTER_SECONDS
+from hpcprof.launch.agent.journal import say
 from hpcprof.launch.processes import Fate, reap, send
 from hpcprof.launch.signals import ENDING, SignalInbox
 
@@ -21,6 +23,16 @@ START_SECONDS = 20.0
 _PMI_VARIABLES = ("PMIX_RANK", "PMIX_NAMESPACE", "PMI_RANK", "PMI_FD", "PMI2_RANK")
 
 ENDED, NOT_STARTED, BROKE_OFF = "ended", "not started", "broke off"
+_STARTED, _FAILED = b"s", b"!"  # what the child tells; after the latter the reason
+_MOST_BYTES = 4096  # as much as a pipe takes in one piece
+_REASON_CHARACTERS = 200
+
+
+class Outcome(NamedTuple):
+    """How it went: ENDED, NOT_STARTED or BROKE_OFF, and why, "" when nobody knows."""
+
+    how: str
+    reason: str = ""
 
 
 def is_possible(environ: Mapping[str, str]) -> bool:
@@ -30,18 +42,24 @@ def is_possible(environ: Mapping[str, str]) -> bool:
     return importlib.util.find_spec("mpi4py") is not None
 
 
-def run(body: Callable[[Callable[[], None]], None], inbox: SignalInbox) -> str:
+def run(body: Callable[[Callable[[], None]], None], inbox: SignalInbox) -> Outcome:
     """Fork, run ``body(started)`` in the child and watch it; how that went.
 
     ``body`` calls ``started()`` once MPI works. ENDED: an ending signal was received, or the body
-    returned. NOT_STARTED: it did not call within START_SECONDS. BROKE_OFF: it died later.
+    returned. NOT_STARTED: it did not call within START_SECONDS. BROKE_OFF: it died later. What it
+    raises is printed, and is the reason.
     """
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            body(lambda: _tell(writer))
+            body(lambda: _tell(writer, _STARTED))
             os._exit(0)
+        except Exception as error:  # whatever it is: the parent goes on without MPI
+            last = traceback.format_exception_only(type(error), error)[-1]
+            reason = " ".join(last.split())[:_REASON_CHARACTERS]
+            say(f"MPI: {reason}")
+            _tell(writer, _FAILED + reason.encode("utf-8", "replace"))
         finally:
             os._exit(1)
     os.close(writer)
@@ -51,8 +69,8 @@ def run(body: Callable[[Callable[[], None]], None], inbox: SignalInbox) -> str:
         os.close(reader)
 
 
-def _tell(writer: int) -> None:
-    os.write(writer, b"s")
+def _tell(writer: int, text: bytes) -> None:
+    os.write(writer, text[:_MOST_BYTES])
 
 
 class _Watch:
@@ -62,15 +80,19 @@ class _Watch:
         self._pid = pid
         self._reader = reader
         self._inbox = inbox
-        self._started = False
+        self._told = b""
         self._start_by = time.monotonic() + START_SECONDS
         self._asked_at: float | None = None
         self._parent = os.getppid()
 
-    def until_gone(self) -> str:
+    @property
+    def _started(self) -> bool:
+        return self._told.startswith(_STARTED)
+
+    def until_gone(self) -> Outcome:
         while True:
             received = self._inbox.wait(1.0)  # a child's end wakes it
-            self._started = self._started or self._has_told()
+            self._listen()
             is_signal = received is not None and received.signum in ENDING
             # before looking at the child: mpirun ends both, and the child's end is then no failure
             if is_signal or os.getppid() != self._parent:
@@ -81,14 +103,18 @@ class _Watch:
             now = time.monotonic()
             if self._asked_at is not None and now - self._asked_at > LAST_SECONDS:
                 self._kill()
-                return ENDED
+                return Outcome(ENDED)
             if not self._started and now > self._start_by:
                 self._kill()
-                return NOT_STARTED
+                return Outcome(NOT_STARTED, f"not within {START_SECONDS:.0f} s")
 
-    def _has_told(self) -> bool:
-        ready, _, _ = select.select([self._reader], [], [], 0)
-        return bool(ready) and os.read(self._reader, 1) == b"s"
+    def _listen(self) -> None:
+        """Take what the child has told since."""
+        while select.select([self._reader], [], [], 0)[0]:
+            text = os.read(self._reader, _MOST_BYTES)
+            if not text:  # it has closed its end
+                return
+            self._told += text
 
     def _ask_to_end(self) -> None:
         now = time.monotonic()
@@ -103,7 +129,11 @@ class _Watch:
         send(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
 
-    def _outcome(self, fate: Fate) -> str:
+    def _outcome(self, fate: Fate) -> Outcome:
+        self._listen()
         if self._asked_at is not None or (fate.code == 0 and self._started):
-            return ENDED
-        return BROKE_OFF if self._started else NOT_STARTED
+            return Outcome(ENDED)
+        reason = self._told.partition(_FAILED)[2].decode("utf-8", "replace")
+        if not reason and fate.signum:
+            reason = f"ended by signal {fate.signum}"
+        return Outcome(BROKE_OFF if self._started else NOT_STARTED, reason)

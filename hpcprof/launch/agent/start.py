@@ -12,9 +12,9 @@ from hpcprof.artifacts.rank_env import RankEnv
 from hpcprof.errors import HpcprofError
 from hpcprof.launch.agent import mpi_child
 from hpcprof.launch.agent.ending import Ending
-from hpcprof.launch.agent.journal import Journal, say
+from hpcprof.launch.agent.journal import Journal
 from hpcprof.launch.agent.life import Life, Setting
-from hpcprof.launch.agent.mpi import MpiTransport, MpiUnusableError
+from hpcprof.launch.agent.mpi import MpiTransport
 from hpcprof.launch.agent.sampling import Sampling
 from hpcprof.launch.agent.transport import NoTransport, Transport
 from hpcprof.launch.agent.udp import UdpTransport
@@ -60,13 +60,16 @@ def run_agent(request: Request) -> None:
         return
     if _wants_mpi(request, notes):
         outcome = mpi_child.run(lambda started: _live_with_mpi(scene, notes, started), inbox)
-        if outcome == mpi_child.ENDED:
+        if outcome.how == mpi_child.ENDED:
             return
-        if outcome == mpi_child.BROKE_OFF:
-            notes.append("the connection by MPI broke off; from here on there are samples only")
+        why = f" ({outcome.reason})" if outcome.reason else ""
+        if outcome.how == mpi_child.BROKE_OFF:
+            notes.append(
+                f"the connection by MPI broke off{why}; from here on there are samples only"
+            )
             _live(scene, notes, Ending(inbox), _alone)
             return
-        notes.append("MPI did not start; the agents talk over UDP and TCP")
+        notes.append(f"MPI did not start{why}; the agents talk over UDP and TCP")
     _live(scene, notes, Ending(inbox), _udp)
 
 
@@ -106,13 +109,9 @@ def _udp(setting: Setting, journal: Journal) -> Transport:
 def _live_with_mpi(scene: _Scene, notes: list[str], started: Callable[[], None]) -> None:
     """Body of the child. Before ``started`` nothing is written: the parent may begin anew."""
     identity = scene.setting.identity
-    try:
-        transport = MpiTransport.start(
-            identity.rank, identity.world_size, identity.node, mpi_child.START_SECONDS / 2
-        )
-    except (ImportError, MpiUnusableError) as error:
-        say(f"{identity.node}: {error}")
-        os._exit(1)
+    transport = MpiTransport.start(
+        identity.rank, identity.world_size, identity.node, mpi_child.START_SECONDS / 2
+    )
     started()
     # its thread starts after MPI_Init, which shall see a process of one thread
     ending = Ending(SignalInbox())
