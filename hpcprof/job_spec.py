@@ -10,7 +10,15 @@ import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveInt
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+)
 
 from hpcprof.config_file import ConfigModel, read_config_file, validate
 from hpcprof.config_types import SCHEMA, EnvName, Line, Lines, SchemaVersion, Text, TimeLimit
@@ -125,6 +133,17 @@ class JobSpec(ConfigModel):
     def world_size(self) -> int:
         """Ranks of the whole job."""
         return self.nodes * self.ranks_per_node
+
+    @field_validator("profile")
+    @classmethod
+    def _timeline_is_horovods(cls, profile: ProfileSpec, known: ValidationInfo) -> ProfileSpec:
+        strategy = known.data.get("strategy")  # missing when it was wrong itself
+        if profile.horovod_timeline and strategy not in (None, "horovod"):
+            raise ValueError(
+                f"horovod_timeline: yes records nothing with strategy: {strategy}, which does not "
+                "use Horovod; leave profile.horovod_timeline out"
+            )
+        return profile
 
 
 def load_spec(path: str | Path) -> JobSpec:

@@ -179,3 +179,14 @@ def test_any_text_is_refused_in_one_message(
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match=r"any\.yaml"):
         load_spec(path)
+
+
+def test_horovods_timeline_is_refused_where_nothing_would_write_it(tmp_path: Path) -> None:
+    timeline = "profile: {horovod_timeline: yes}\n"
+    assert load(tmp_path, SMALL + timeline).profile.horovod_timeline is True
+    text = SMALL.replace("strategy: horovod", "strategy: multiworker")
+    assert problem(tmp_path, text + timeline).endswith(
+        "line 5: profile: horovod_timeline: yes records nothing with strategy: multiworker, which "
+        "does not use Horovod; leave profile.horovod_timeline out"
+    )
+    assert load(tmp_path, text + timeline.replace("yes", "no")).strategy == "multiworker"
