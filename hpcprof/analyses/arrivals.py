@@ -40,13 +40,17 @@ def collective_forms(spans: pd.DataFrame) -> set[str]:
     ``profiler``: one span per tensor as the profiler saw it (Horovod's NVTX); ``marked``: the
     phase that the training script marked as allreduce.
     """
-    in_step = spans[c.STEP].notna()
-    forms = set()
-    if (in_step & (spans[c.KIND] == c.COLLECTIVE) & (spans[c.OP] == "allreduce")).any():
-        forms.add(PROFILER)
-    if (in_step & (spans[c.PHASE] == c.ALLREDUCE)).any():
-        forms.add(MARKED)
-    return forms
+    return {form for form in (PROFILER, MARKED) if is_collective(spans, form).any()}
+
+
+def is_collective(spans: pd.DataFrame, form: str) -> pd.Series[bool]:
+    """Which spans are the allreduces of this ``form`` (PROFILER or MARKED) within steps."""
+    if form == PROFILER:
+        chosen = (spans[c.KIND] == c.COLLECTIVE) & (spans[c.OP] == "allreduce")
+    else:
+        chosen = spans[c.PHASE] == c.ALLREDUCE
+    in_step: pd.Series[bool] = chosen & spans[c.STEP].notna()
+    return in_step
 
 
 def per_rank(spans: pd.DataFrame, form: str) -> pd.DataFrame:
@@ -76,11 +80,7 @@ def per_rank(spans: pd.DataFrame, form: str) -> pd.DataFrame:
 
 
 def _last_collectives(spans: pd.DataFrame, form: str) -> pd.DataFrame:
-    if form == PROFILER:
-        chosen = (spans[c.KIND] == c.COLLECTIVE) & (spans[c.OP] == "allreduce")
-    else:
-        chosen = spans[c.PHASE] == c.ALLREDUCE
-    rows = spans[chosen & spans[c.STEP].notna()]
+    rows = spans[is_collective(spans, form)]
     grouped = rows.groupby(rows[c.STEP].astype("int64"), sort=True)
     syncs: pd.DataFrame = pd.DataFrame(
         {

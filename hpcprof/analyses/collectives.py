@@ -17,10 +17,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from hpcprof.analyses.arrivals import PROFILER
+from hpcprof.analyses.arrivals import is_collective
 from hpcprof.trace import columns as c
+
+Int64s = npt.NDArray[np.int64]
 
 RANK = "rank"
 MATCHED_COLUMNS = (RANK, c.STEP, c.SEQ, c.BYTES, c.START_NS, c.END_NS)
@@ -33,7 +36,7 @@ class MatchedCollectives:
 
     Every rank has the same (step, seq) in the same order, so that a column is a matrix
     [rank, collective] in rows of one rank after the other. ``seq`` counts within the step; bytes
-    are 0 when unknown. ``dropped``: collectives left out, counted once each.
+    are 0 when unknown. ``dropped``: collectives that cannot be matched, counted once each.
     """
 
     rows: pd.DataFrame
@@ -47,6 +50,12 @@ class MatchedCollectives:
     def __len__(self) -> int:
         """Number of collectives that all ranks share."""
         return len(self.rows) // max(1, len(self.ranks))
+
+
+def in_steps(spans: pd.DataFrame, form: str, steps: Int64s) -> pd.DataFrame:
+    """Of one rank's spans the allreduces in ``steps``: what ``matched`` needs of them."""
+    kept: pd.DataFrame = spans[is_collective(spans, form) & spans[c.STEP].isin(steps)]
+    return kept
 
 
 def matched(spans: Mapping[int, pd.DataFrame], form: str) -> MatchedCollectives:
@@ -79,11 +88,7 @@ def decomposed(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_rank(rank: int, spans: pd.DataFrame, form: str) -> pd.DataFrame:
-    if form == PROFILER:
-        chosen = (spans[c.KIND] == c.COLLECTIVE) & (spans[c.OP] == "allreduce")
-    else:
-        chosen = spans[c.PHASE] == c.ALLREDUCE
-    rows = spans[chosen & spans[c.STEP].notna()]
+    rows = spans[is_collective(spans, form)]
     table: pd.DataFrame = pd.DataFrame(
         {
             RANK: np.full(len(rows), rank, np.int64),

@@ -11,7 +11,7 @@ Says nothing about order between nodes: that is as good as their clocks, which t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -80,12 +80,13 @@ def timeline(
 ) -> Timeline:
     """The picture of ``steps`` (from ``typical_steps``).
 
-    ``spans_of``: rank → spans with ``COLUMNS_READ``, aligned. ``lateness_ns`` (rank → ns, from
-    ``stragglers``) says which ranks to keep when there are more than ``MAX_RANKS``.
+    ``spans_of``: rank → spans with ``COLUMNS_READ``, aligned; those of the ``lanes`` and ``steps``
+    are enough. ``node_of``: every rank of the run. ``lateness_ns`` (rank → ns, from ``stragglers``)
+    says which ranks to keep when there are more than ``MAX_RANKS``.
     """
     if not steps:
         return Timeline((), 0, (), (), (), 0, 0)
-    ranks = lanes(spans_of, node_of, lateness_ns or {}, MAX_RANKS)
+    ranks = lanes(spans_of, node_of, lateness_ns or {})
     rows: pd.DataFrame = pd.concat(
         [_chosen(spans_of[rank], steps).assign(rank=rank, lane=i) for i, rank in enumerate(ranks)],
         ignore_index=True,
@@ -101,19 +102,26 @@ def timeline(
         nodes=tuple(node_of[rank] for rank in ranks),
         bars=_bars(kept, origin),
         dropped=len(rows) - len(kept),
-        ranks_left_out=len(spans_of) - len(ranks),
+        ranks_left_out=len(node_of) - len(ranks),
     )
 
 
 def lanes(
-    candidates: Mapping[int, object] | Sequence[int],
+    candidates: Iterable[int],
     node_of: Mapping[int, str],
     lateness_ns: Mapping[int, float],
-    most: int,
+    most: int = MAX_RANKS,
 ) -> tuple[int, ...]:
     """At most ``most`` ranks, the latest ones, sorted by node, then rank."""
     latest = sorted(candidates, key=lambda rank: (-lateness_ns.get(rank, 0.0), rank))[:most]
     return tuple(sorted(latest, key=lambda rank: (node_of[rank], rank)))
+
+
+def in_steps(spans: pd.DataFrame, steps: Sequence[int]) -> pd.DataFrame:
+    """What ``timeline`` draws of one rank's spans."""
+    is_drawn = (spans[c.KIND] == c.COLLECTIVE) | spans[c.PHASE].notna()
+    kept: pd.DataFrame = spans[is_drawn & spans[c.STEP].isin(steps)]
+    return kept
 
 
 def _chosen(spans: pd.DataFrame, steps: Sequence[int]) -> pd.DataFrame:

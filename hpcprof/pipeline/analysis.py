@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
 from hpcprof.align.node_clock import UNCALIBRATED
-from hpcprof.analyses import arrivals, step_matrix
+from hpcprof.analyses import step_matrix
 from hpcprof.analyses import timeline as timelines
 from hpcprof.analyses.causes import cause
 from hpcprof.analyses.collectives import MatchedCollectives
@@ -18,9 +19,12 @@ from hpcprof.analyses.lateness_map import lateness_map
 from hpcprof.analyses.node_reads import node_reads
 from hpcprof.analyses.phase_times import phase_times
 from hpcprof.analyses.run_results import JobEnd, RunResults
+from hpcprof.analyses.shared_steps import shared_steps
 from hpcprof.analyses.step_matrix import StepMatrix
 from hpcprof.analyses.stragglers import stragglers
-from hpcprof.pipeline.ingest import Ingested, matched_collectives
+from hpcprof.pipeline.agents import AgentRecords
+from hpcprof.pipeline.ingest import Ingested
+from hpcprof.pipeline.rank_parts import rank_parts, timeline_spans
 from hpcprof.readers.slurm_accounting import job_record
 from hpcprof.reports.figures import figures_record
 from hpcprof.trace import columns as c
@@ -44,23 +48,19 @@ def analyse(ingested: Ingested, job: JobInfo, steps: range | None = None) -> Ana
     """
     store = ingested.store
     infos = tuple(store.rank_info(rank) for rank in store.ranks())
-    form, collectives = matched_collectives(store)
-    frames = _frames(store, form, steps)
-    matrix = step_matrix.across_ranks(frames, job.world_size)
+    shared = shared_steps((info.rank, ingested.step_counts[info.rank]) for info in infos)
+    parts = rank_parts(store, shared, steps)
+    matrix = step_matrix.across_ranks(parts.frames, job.world_size)
     node_of = {info.rank: info.node for info in infos}
     verdict = stragglers(matrix, node_of)
-    links, samples = ingested.agents.links, ingested.agents.samples
-    if steps is not None:
-        collectives = _during(collectives, steps)
-        links = _links_during(ingested, collectives)
-        samples = _samples_during(ingested, collectives)
+    agents = ingested.agents if steps is None else _agents_during(ingested, parts.collectives)
     results = RunResults(
         job=job,
         ranks=infos,
         missing=tuple(sorted(set(range(job.world_size)) - set(node_of))),
         clocks=ingested.clocks,
-        collective_form=form,
-        payload_bytes=_payload(frames),
+        collective_form=shared.form,
+        payload_bytes=_payload(parts.frames),
         has_device_activity=any(_has_kernels(store, info.rank) for info in infos),
         stragglers=verdict,
         causes=tuple(cause(matrix, found, verdict.baseline_ranks) for found in verdict.found),
@@ -68,10 +68,10 @@ def analyse(ingested: Ingested, job: JobInfo, steps: range | None = None) -> Ana
         left_out=matrix.left_out,
         job_end=_job_end(job.job_id),
         interconnect=interconnect(
-            collectives, matrix.median_step_ns, links, node_of, ingested.clocks
+            parts.collectives, matrix.median_step_ns, agents.links, node_of, ingested.clocks
         ),
         horovod=_horovod(ingested),
-        reads=node_reads(samples),
+        reads=node_reads(agents.samples),
         agents=ingested.agents.outcome,
     )
     return Analysis(results, matrix)
@@ -81,35 +81,23 @@ def figures(ingested: Ingested, analysis: Analysis) -> dict[str, Any]:
     """What the figures of the page show, as ``store/figures.json`` has it."""
     results, store = analysis.results, ingested.store
     node_of = {info.rank: info.node for info in results.ranks}
-    spans = {
-        rank: store.read_spans(rank, timelines.COLUMNS_READ, timelines.KINDS_READ)
-        for rank in node_of
-    }
     late = results.stragglers
+    steps = timelines.typical_steps(analysis.matrix)
+    ranks = timelines.lanes(node_of, node_of, late.lateness_ns) if steps else ()
+    spans = timeline_spans(store, ranks, steps)
     return figures_record(
-        timelines.timeline(
-            spans, timelines.typical_steps(analysis.matrix), node_of, late.lateness_ns
-        ),
+        timelines.timeline(spans, steps, node_of, late.lateness_ns),
         lateness_map(analysis.matrix, late.baseline_ranks, node_of),
     )
 
 
-def _frames(store: TraceStore, form: str, steps: range | None) -> dict[int, pd.DataFrame]:
-    """Arrivals of every rank; none when no collectives were recorded."""
-    if form == arrivals.NONE:
-        return {}
-    frames = {}
-    for rank in store.ranks():
-        spans = store.read_spans(rank, arrivals.COLUMNS_READ, arrivals.KINDS_READ)
-        frame = arrivals.per_rank(spans, form)
-        frames[rank] = frame if steps is None else frame.loc[frame.index.isin(steps)]
-    return frames
-
-
-def _during(collectives: MatchedCollectives, steps: range) -> MatchedCollectives:
-    rows = collectives.rows
-    kept: pd.DataFrame = rows[rows[c.STEP].isin(steps)]
-    return MatchedCollectives(kept, collectives.dropped)
+def _agents_during(ingested: Ingested, collectives: MatchedCollectives) -> AgentRecords:
+    """What the agents measured between the first and the last of the collectives."""
+    return replace(
+        ingested.agents,
+        links=_links_during(ingested, collectives),
+        samples=_samples_during(ingested, collectives),
+    )
 
 
 def _links_during(ingested: Ingested, collectives: MatchedCollectives) -> pd.DataFrame:
@@ -155,7 +143,7 @@ def _horovod(ingested: Ingested) -> HorovodPhases | None:
     return None if timeline is None else horovod_phases(timeline.operations, timeline.with_ticks)
 
 
-def _payload(frames: dict[int, pd.DataFrame]) -> int | None:
+def _payload(frames: Mapping[int, pd.DataFrame]) -> int | None:
     """Median allreduce bytes per step; None when the source gave none."""
     medians = [int(frame["bytes"].median()) for frame in frames.values() if len(frame)]
     return max(medians, default=0) or None

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import pandas as pd
 
 from hpcprof import align, readers
-from hpcprof.analyses import arrivals
-from hpcprof.analyses.collectives import MatchedCollectives, matched
+from hpcprof.analyses.shared_steps import Counts, SharedSteps, shared_steps, step_counts
 from hpcprof.artifacts.paths import ArtifactPaths
 from hpcprof.artifacts.run_record import launch_settings
 from hpcprof.errors import InputError
 from hpcprof.pipeline.agents import AgentRecords, read_agents
+from hpcprof.pipeline.rank_parts import matched_collectives
 from hpcprof.readers.horovod_timeline import HorovodTimeline, read_timeline
 from hpcprof.reports.agent_notes import note_sentences
 from hpcprof.trace.columns import END_NS
@@ -32,7 +32,7 @@ class Ingested:
     """``store`` holds the ranks on the job's clock; ``clocks`` says how well it is known.
 
     ``t0_ns`` is the origin of the store's times, on the job's clock. ``horovod`` is None when its
-    timeline was not recorded.
+    timeline was not recorded. ``step_counts``: of every rank that was read, by rank.
     """
 
     store: TraceStore
@@ -40,6 +40,7 @@ class Ingested:
     t0_ns: int
     agents: AgentRecords
     horovod: HorovodTimeline | None
+    step_counts: Mapping[int, Counts]
     warnings: tuple[str, ...]
 
 
@@ -55,9 +56,10 @@ def ingest(paths: ArtifactPaths, store: TraceStore) -> Ingested:
     work = store.path / "work"
     try:
         anchors = _read_anchors(paths, warnings)
-        unaligned = _read_ranks(paths, anchors, TraceStore(work / "unaligned"))
+        unaligned = TraceStore(work / "unaligned")
+        counts = _read_ranks(paths, anchors, unaligned)
         agents = read_agents(paths, _last_spans(unaligned, anchors))
-        clocks = _fit(unaligned, anchors, agents)
+        clocks = _fit(unaligned, shared_steps(counts.items()), anchors, agents)
         warnings += note_sentences((note.nodes, note.text) for note in agents.outcome.notes)
         warnings += [text for clock in clocks.values() for text in clock.warnings]
         t0_ns = align.job_start(clocks, anchors)
@@ -70,28 +72,7 @@ def ingest(paths: ArtifactPaths, store: TraceStore) -> Ingested:
     finally:
         shutil.rmtree(work, ignore_errors=True)
     horovod = _read_horovod(paths, warnings)
-    return Ingested(store, clocks, t0_ns, agents, horovod, tuple(warnings))
-
-
-def matched_collectives(store: TraceStore) -> tuple[str, MatchedCollectives]:
-    """The form in which collectives were recorded, and those that all ranks have."""
-    spans = {
-        rank: store.read_spans(rank, arrivals.COLUMNS_READ, arrivals.KINDS_READ)
-        for rank in store.ranks()
-    }
-    form = collective_form(spans)
-    # a rank without any would leave nothing that all have
-    present = {rank: table for rank, table in spans.items() if arrivals.collective_forms(table)}
-    return form, matched(present, form)
-
-
-def collective_form(spans: Mapping[int, pd.DataFrame]) -> str:
-    """The finest form that every rank with any collective has: mixing two would accuse somebody."""
-    present = [forms for table in spans.values() if (forms := arrivals.collective_forms(table))]
-    for form in (arrivals.PROFILER, arrivals.MARKED):
-        if present and all(form in forms for forms in present):
-            return form
-    return arrivals.NONE
+    return Ingested(store, clocks, t0_ns, agents, horovod, counts, tuple(warnings))
 
 
 def _read_horovod(paths: ArtifactPaths, warnings: list[str]) -> HorovodTimeline | None:
@@ -120,14 +101,18 @@ def _read_anchors(paths: ArtifactPaths, warnings: list[str]) -> dict[str, dict[i
 
 def _read_ranks(
     paths: ArtifactPaths, anchors: Mapping[str, Mapping[int, pd.DataFrame]], store: TraceStore
-) -> TraceStore:
+) -> dict[int, Counts]:
+    """Fill ``store``; returns how many collectives each rank has in which step."""
     tools = readers.find_tools(_nsys_setting(paths))
     exports = store.path.parent / "exports"
     exports.mkdir(parents=True, exist_ok=True)
+    counts = {}
     for ranks in anchors.values():
         for rank in ranks:
-            store.write(readers.read_rank(paths, rank, exports, tools))
-    return store
+            trace = readers.read_rank(paths, rank, exports, tools)
+            store.write(trace)
+            counts[rank] = step_counts(trace.spans)
+    return counts
 
 
 def _last_spans(
@@ -143,6 +128,7 @@ def _last_spans(
 
 def _fit(
     store: TraceStore,
+    shared: SharedSteps,
     anchors: Mapping[str, Mapping[int, pd.DataFrame]],
     agents: AgentRecords,
 ) -> dict[str, align.NodeClock]:
@@ -152,12 +138,11 @@ def _fit(
         node: {**ranks, **({AGENT: agents.walls[node]} if node in agents.walls else {})}
         for node, ranks in anchors.items()
     }
-    _, collectives = matched_collectives(store)
     return align.fit_nodes(
         with_agents,
         exchanges=agents.exchanges,
         reference=agents.reference,
-        collectives=collectives.rows,
+        collectives=matched_collectives(store, shared).rows,
         node_of=node_of,
     )
 
