@@ -10,7 +10,9 @@ From the messages that the node agents sent to each other beside the training:
    Slow nodes do not move it while they are half of the nodes or fewer (2 of 4, 3 of 6), nor does
    one freak measurement. When more than half are below the limit, nobody is accused.
 4. slow: below half of the yardstick, in messages with peers that somebody else reaches at half of
-   it or more; else the peers may be the cause, and the node counts as not measured.
+   it or more; else the peers may be the cause, and the node counts as not measured. Who met such
+   peers only after the first burst, when the training communicates, is held to what others reach
+   then.
 5. often slow: the same with the rate that only a quarter of a node's messages exceed, and with the
    last message of each burst, as a slow link is not sent the large one.
 
@@ -52,6 +54,8 @@ _MIN_OFTEN_MESSAGES = 10
 
 _GB_S = "gb_s"
 _LAST = "is_last"  # of its burst: sizes grow within one
+_FIRST = "is_first"  # in the first burst of its sender
+_FIRST_BURST_NS = 5_000_000_000  # what the agent gives it at most
 _ENDS = {SENDS: (NODE, PEER), RECEIVES: (PEER, NODE)}
 
 
@@ -156,10 +160,13 @@ def _usable(links: pd.DataFrame, nodes: tuple[str, ...]) -> pd.DataFrame:
     if len(rows):
         rows = rows[rows[TRANSPORT] == rows[TRANSPORT].value_counts().sort_index().idxmax()]
     rows = rows.sort_values([NODE, PEER, c.START_NS, c.BYTES], kind="stable")
+    first = rows[c.START_NS] - rows.groupby(NODE)[c.START_NS].transform("min") < _FIRST_BURST_NS
     following = rows.groupby([NODE, PEER])[c.BYTES].shift(-1, fill_value=0)
     net = rows[DURATION_NS] - rows[ROUND_TRIP_NS]
     # bytes per ns are GB/s
-    rows = rows.assign(**{_GB_S: rows[c.BYTES] / net, _LAST: following <= rows[c.BYTES]})
+    rows = rows.assign(
+        **{_GB_S: rows[c.BYTES] / net, _LAST: following <= rows[c.BYTES], _FIRST: first}
+    )
     usable: pd.DataFrame = rows[(net >= rows[ROUND_TRIP_NS]) & (net > 0)]
     return usable
 
@@ -168,12 +175,14 @@ def _judged(rows: pd.DataFrame, direction: str, quantile: float, least: int) -> 
     """Who is slow in a direction, by a quantile of the rates of at least so many messages."""
     end, other = _ENDS[direction]
     seen = _rates(rows, [end], quantile, least)
-    limit = SLOW_BELOW_FRAC * _yardstick(seen) if len(seen) >= MIN_NODES else 0.0
+    limit = _limit(seen)
     low = [node for node, rate in seen.items() if rate < limit]
     pairs = _rates(rows, [end, other], quantile, 1)
     # peers that can do better: somebody else reaches them fast
     able = {peer for (node, peer), rate in pairs.items() if rate >= limit and node not in low}
     fair = rows[rows[end].isin(low) & rows[other].isin(able)]
+    later = min(limit, _limit(_rates(rows[~rows[_FIRST]], [end], quantile, least)))
+    early = set(fair[fair[_FIRST]][end])
     slow = tuple(
         SlowLink(
             (node,),
@@ -184,7 +193,7 @@ def _judged(rows: pd.DataFrame, direction: str, quantile: float, least: int) -> 
             int(((fair[end] == node) & (fair[_GB_S] < limit)).sum()),
         )
         for node, rate in _rates(fair, [end], quantile, least).items()
-        if rate < limit
+        if rate < (limit if node in early else later)
     )
     doubtful = set(low) - {link.nodes[0] for link in slow}
     rates = {node: rate for node, rate in seen.items() if node not in doubtful}
@@ -199,8 +208,11 @@ def _rates(rows: pd.DataFrame, by: list[str], quantile: float, least: int) -> di
     return {key: float(rate) for key, rate in rates.items()}
 
 
-def _yardstick(rates: Mapping[str, float]) -> float:
-    return sorted(rates.values(), reverse=True)[max(2, len(rates) // 4) - 1]
+def _limit(rates: Mapping[str, float]) -> float:
+    """Half of the yardstick; 0 with too few nodes."""
+    if len(rates) < MIN_NODES:
+        return 0.0
+    return SLOW_BELOW_FRAC * sorted(rates.values(), reverse=True)[max(2, len(rates) // 4) - 1]
 
 
 def _worst_of_each(verdicts: Iterable[_Verdict]) -> tuple[SlowLink, ...]:

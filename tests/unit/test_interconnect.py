@@ -305,6 +305,16 @@ def test_agents_that_change_their_neighbours_find_up_to_half_of_the_nodes(nodes,
     assert rates.unmeasured == ()
 
 
+def test_a_node_that_met_able_peers_only_beside_the_training_is_held_to_what_others_reach_then():
+    def rate(sender, receiver, burst):
+        return slow_at({4, 5}, gb_s=2.0 if burst else 5.0)(sender, receiver, burst)
+
+    # in the first burst, on a quiet network, node 3 sends to 4 and 5 only
+    rates = link_rates(links_of_agents(8, 12, rate), names(8))
+    assert accused(rates) == ["node4", "node5"]
+    assert (rates.sends_gb_s["node2"], "node3" in rates.sends_gb_s) == (pytest.approx(5.0), False)
+
+
 def test_a_node_measured_too_seldom_with_peers_that_can_do_better_is_not_accused():
     # twice with node2, at a moment of much traffic; else with the slow node1
     pairs = {pair: 0.05 if "node1" in pair else gb_s for pair, gb_s in all_pairs(5).items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -16,11 +17,13 @@ from hpcprof.findings.healthy import healthy
 from hpcprof.reports.document import build_document
 from hpcprof.reports.findings_record import findings_record
 from hpcprof.reports.text import render_text
-from tests.unit.results_builder import results
+from tests.unit.results_builder import links_of_agents, network, results
 
 pytestmark = pytest.mark.unit
 
 GOLDEN = Path(__file__).parent / "golden"
+# nodes 1 and 2 of 4 send slowly
+LINKS = links_of_agents(4, 12, lambda sender, *_: {1: 0.1, 2: 0.012}.get(sender, 0.64))
 RUNS = {
     "healthy": {},
     "slow_node_input": {"extra_ms": {(2, "input"): 80.0, (3, "input"): 80.0}},
@@ -29,6 +32,10 @@ RUNS = {
         "collective_form": arrivals.MARKED,
         "has_device_activity": False,
         "payload_bytes": None,
+    },
+    "slow_links": {
+        "ranks": 8,
+        "interconnect": replace(network(0.41, LINKS, nodes=4), transfer_ns=82e6),
     },
 }
 
