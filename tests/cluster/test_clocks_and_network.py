@@ -16,6 +16,7 @@ import pytest
 from hpcprof.align import NodeClock
 from hpcprof.artifacts.paths import ArtifactPaths
 from hpcprof.pipeline import ingest
+from hpcprof.readers.agent_files import read_exchanges
 from hpcprof.trace.store import TraceStore
 from tests.accuracy.clock_error import clock_errors
 from tests.cluster import training
@@ -101,6 +102,12 @@ def test_horovods_own_timeline_shows_the_slow_transfer(done: Done):
     assert seen["allreduces"] >= 60 * tensors
     # 1.2 MB in four tensors at 12.5 MB/s, each byte one and a half times
     assert seen["transfer_ns"] > 10e6
+
+
+def test_every_agent_ends_by_itself_when_the_training_has_ended(done: Done):
+    paths = ArtifactPaths(done.job.run_dir)
+    assert paths.node_names() == ["node0", "node1", "node2", "node3"]
+    assert [read_exchanges(paths, node).ended for node in paths.node_names()] == [True] * 4
 
 
 def test_clocks_compared_by_the_agents_are_true_to_their_bound(done: Done, tmp_path: Path):

@@ -52,7 +52,7 @@ with open(os.environ['STUB_LOG'], 'a') as stream:
     stream.write(json.dumps({'argv': sys.argv[1:], 'env': dict(os.environ), 'cwd': os.getcwd(),
                              'umask': os.umask(0)}) + chr(10))
 if sys.argv[-1] == 'agent':
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGUSR2, lambda *_: sys.exit(0))
     print('agent says hello', flush=True)
     time.sleep(float(os.environ.get('STUB_AGENT_SLEEP', '0')))
     sys.exit(5)

@@ -9,6 +9,9 @@ import time
 
 from hpcprof.launch.signals import ENDING, SignalInbox
 
+# SIGUSR2 is how the job script asks: srun passes it on, while SIGTERM makes it kill its tasks
+ASKED_TO_END = ENDING | {signal.SIGUSR2}
+
 LAST_SECONDS = 8.0  # for the last burst, whatever hangs
 # mpirun, srun and our own parent may all pass one signal on; later ones are meant as a second
 SECOND_AFTER_SECONDS = 1.0
@@ -32,7 +35,7 @@ class Ending:
     def _watch(self) -> None:
         while not self.reason:
             received = self._inbox.wait(_LOOK_SECONDS)
-            if received is not None and received.signum in ENDING:
+            if received is not None and received.signum in ASKED_TO_END:
                 self.reason = signal.Signals(received.signum).name
             elif os.getppid() != self._parent:
                 self.reason = "whoever started the agent is gone"
@@ -41,6 +44,6 @@ class Ending:
         while time.monotonic() - begun < LAST_SECONDS:
             received = self._inbox.wait(begun + LAST_SECONDS - time.monotonic())
             is_second = time.monotonic() - begun > SECOND_AFTER_SECONDS
-            if received is not None and received.signum in ENDING and is_second:
+            if received is not None and received.signum in ASKED_TO_END and is_second:
                 break
         os._exit(0)
