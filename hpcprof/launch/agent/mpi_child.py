@@ -13,10 +13,10 @@ import time
 import traceback
 from typing import Callable, Mapping, NamedTuple
 
-from hpcprof.launch.agent.ending import LAST_SECONDS, SECOND_AFTER_SECONDS
+from hpcprof.launch.agent.ending import ASKED_TO_END, LAST_SECONDS, SECOND_AFTER_SECONDS
 from hpcprof.launch.agent.journal import say
 from hpcprof.launch.processes import Fate, reap, send
-from hpcprof.launch.signals import ENDING, SignalInbox
+from hpcprof.launch.signals import SignalInbox
 
 START_SECONDS = 20.0
 # set by srun --mpi=pmix|pmi2 and by mpirun; without them MPI would start a world of one
@@ -93,7 +93,7 @@ class _Watch:
         while True:
             received = self._inbox.wait(1.0)  # a child's end wakes it
             self._listen()
-            is_signal = received is not None and received.signum in ENDING
+            is_signal = received is not None and received.signum in ASKED_TO_END
             # before looking at the child: mpirun ends both, and the child's end is then no failure
             if is_signal or os.getppid() != self._parent:
                 self._ask_to_end()
