@@ -12,7 +12,8 @@ from hpcprof.launch.agent.journal import say
 
 _DESCRIPTION = """\
 Run beside the training, one task per node: compare the nodes' clocks, measure the links between
-them and sample each node's counters. The job script starts it and ends it with SIGUSR2; SIGTERM does too.
+them and sample each node's counters. The job script starts it and ends it with SIGUSR2;
+SIGTERM does too.
 
 The exit code is 0 whatever fails: it must not fail the job."""
 
