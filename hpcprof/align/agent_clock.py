@@ -20,11 +20,16 @@ from hpcprof.align.drift import MAX_DRIFT, MAX_DRIFT_PPB, RHO, RHO_PPB, theil_se
 from hpcprof.align.node_clock import TIGHT, NodeClock
 from hpcprof.align.offset_curve import Floats, Int64s, OffsetCurve
 from hpcprof.errors import InputError
+from hpcprof.trace.columns import (
+    ANSWERED_NS,
+    ARRIVED_NS,
+    BURST,
+    EXCHANGE_COLUMNS,
+    RECEIVED_NS,
+    SENT_NS,
+)
 
 METHOD = "agent ping-pong"
-BURST, SENT_NS, RECEIVED_NS = "burst", "sent_ns", "received_ns"
-ARRIVED_NS, ANSWERED_NS = "arrived_ns", "answered_ns"
-EXCHANGE_COLUMNS = (BURST, SENT_NS, ARRIVED_NS, ANSWERED_NS, RECEIVED_NS)
 
 
 def fit(node: str, exchanges: pd.DataFrame, run_ns: tuple[int, int]) -> NodeClock:
@@ -73,7 +78,7 @@ def fit(node: str, exchanges: pd.DataFrame, run_ns: tuple[int, int]) -> NodeCloc
 
 def _samples(node: str, exchanges: pd.DataFrame) -> tuple[Int64s, Int64s, Int64s, list[str]]:
     """Node times, offsets, half-widths of the bursts, in order of time; and what was odd."""
-    table = {name: exchanges[name].to_numpy(dtype=np.int64) for name in EXCHANGE_COLUMNS}
+    table = {k.name: exchanges[k.name].to_numpy(dtype=np.int64) for k in EXCHANGE_COLUMNS}
     low = table[ANSWERED_NS] - table[RECEIVED_NS]
     high = table[ARRIVED_NS] - table[SENT_NS]
     is_whole = (table[RECEIVED_NS] > table[SENT_NS]) & (table[ANSWERED_NS] >= table[ARRIVED_NS])

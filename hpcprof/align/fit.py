@@ -18,7 +18,7 @@ from hpcprof.align.causality import contradicted, per_node
 from hpcprof.align.drift import RHO_PPB
 from hpcprof.align.node_clock import BOUNDED, TIGHT, UNCALIBRATED, UTC_ONLY, NodeClock
 from hpcprof.errors import InputError
-from hpcprof.trace.columns import AFTER_NS, BEFORE_NS, END_NS, START_NS
+from hpcprof.trace.columns import AFTER_NS, BEFORE_NS, END_NS, SENT_NS, START_NS
 
 Anchors = Mapping[str, Mapping[int, pd.DataFrame]]
 
@@ -48,7 +48,7 @@ class _Given:
         ]
         if node in self.exchanges and len(self.exchanges[node]):
             table = self.exchanges[node]
-            times += [int(table[agent_clock.SENT_NS].min()), int(table[agent_clock.SENT_NS].max())]
+            times += [int(table[SENT_NS].min()), int(table[SENT_NS].max())]
         if node in self.ends:
             table = self.ends[node]
             times += [int(table[START_NS].min()), int(table[END_NS].max())]
@@ -65,7 +65,7 @@ def fit_nodes(
     """One clock per node.
 
     ``anchors``: node -> rank -> table; ``exchanges``: node -> table with
-    ``agent_clock.EXCHANGE_COLUMNS``, against the node ``reference``; ``collectives``: symmetric
+    ``trace.columns.EXCHANGE_COLUMNS``, against the node ``reference``; ``collectives``: symmetric
     ones only, with columns rank, step, seq, start_ns, end_ns on the clocks of their nodes
     (``node_of``: rank -> node). A node that nothing ties to the others is ``uncalibrated``. With
     one node its clock is the job's. Raises ValueError when exchanges come without a reference.

@@ -20,14 +20,13 @@ from hpcprof.artifacts.run_record import LAUNCH_DEFAULTS, launch_settings
 from hpcprof.errors import InputError
 from hpcprof.readers.agent_files import (
     DURATION_NS,
-    RECEIVED_NS,
     WARNINGS,
     ClockFile,
     read_exchanges,
     read_links,
     read_samples,
 )
-from hpcprof.trace.columns import AFTER_NS, START_NS, TIME_NS
+from hpcprof.trace.columns import AFTER_NS, RECEIVED_NS, START_NS, TIME_NS
 from hpcprof.units import duration
 
 _QUOTED = 200  # characters of what somebody else wrote
@@ -161,7 +160,8 @@ def _ended_early(files: _NodeFiles, end_ns: int, limit_ns: int, nodes: int) -> l
     if last_ns and end_ns - last_ns > limit_ns:
         lost = "counters and test reads were not measured"
         if nodes > 1:
-            lost = f"the clock is extrapolated, and links, {lost}"
+            whose = "the other clocks are" if clock.node == clock.reference else "the clock is"
+            lost = f"{whose} extrapolated, and links, {lost}"
         record = "" if clock.ended else ", without an end record"
         before = duration(end_ns - last_ns)
         return [f"ended {before} before the training{record}; from there on {lost}"]

@@ -27,6 +27,7 @@ from hpcprof.trace.columns import (
     AFTER_NS,
     BEFORE_NS,
     BYTES,
+    EXCHANGE_COLUMNS,
     NAME,
     REALTIME_NS,
     SEQ,
@@ -36,18 +37,11 @@ from hpcprof.trace.columns import (
 )
 from hpcprof.trace.frame import anchors_frame, coded, nullable_int
 
-BURST = "burst"
-SENT_NS, ARRIVED_NS, ANSWERED_NS, RECEIVED_NS = (
-    "sent_ns",
-    "arrived_ns",
-    "answered_ns",
-    "received_ns",
-)
 NODE, PEER, TRANSPORT, RANK = "node", "peer", "transport", "rank"
 DURATION_NS, ROUND_TRIP_NS = "duration_ns", "round_trip_ns"
 WARNINGS = "warnings"  # in the attrs of links and samples: tuple of sentences
 
-EXCHANGE_COLUMNS = (BURST, SENT_NS, ARRIVED_NS, ANSWERED_NS, RECEIVED_NS)
+_EXCHANGE_NAMES = tuple(column.name for column in EXCHANGE_COLUMNS)
 _WALL_COLUMNS = (BEFORE_NS, REALTIME_NS, AFTER_NS)
 _LINK_COLUMNS = (BYTES, START_NS, DURATION_NS, ROUND_TRIP_NS)
 _RANK_MAX = int(np.iinfo(np.int16).max)
@@ -83,13 +77,13 @@ def read_exchanges(paths: ArtifactPaths, node: str) -> ClockFile:
     clock = _ClockRecords()
     for record in lines:
         clock.add(record, lines)
-    exchanges = np.array(clock.exchanges, dtype=np.int64).reshape(-1, len(EXCHANGE_COLUMNS))
+    exchanges = np.array(clock.exchanges, dtype=np.int64).reshape(-1, len(_EXCHANGE_NAMES))
     walls = np.array(clock.walls, dtype=np.int64).reshape(-1, len(_WALL_COLUMNS))
     return ClockFile(
         node=node,
         reference=clock.reference,
         transport=clock.transport,
-        exchanges=pd.DataFrame(exchanges, columns=list(EXCHANGE_COLUMNS)),
+        exchanges=pd.DataFrame(exchanges, columns=list(_EXCHANGE_NAMES)),
         walls=anchors_frame(
             {
                 SEQ: np.arange(len(walls)),
@@ -277,7 +271,7 @@ class _ClockRecords:
             self.transport = transport if isinstance(transport, str) else None
 
     def _add_exchange(self, record: Mapping[str, Any], lines: _Lines) -> None:
-        row = _integers(record, EXCHANGE_COLUMNS)
+        row = _integers(record, _EXCHANGE_NAMES)
         if not row:
             lines.damaged += 1
         elif self._pinged is None or self._pinged != self.reference:

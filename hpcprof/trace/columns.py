@@ -1,4 +1,4 @@
-"""The columns of the tables (spans, counters, clock anchors): each once; everyone imports these.
+"""The columns of the tables (spans, counters, anchors, exchanges): each once; everyone imports these.
 
 Does not check tables (``check``) and does not build them (``frame``).
 """
@@ -30,6 +30,11 @@ VALUE = "value"
 BEFORE_NS = "before_ns"
 AFTER_NS = "after_ns"
 REALTIME_NS = "realtime_ns"
+BURST = "burst"
+SENT_NS = "sent_ns"
+ARRIVED_NS = "arrived_ns"
+ANSWERED_NS = "answered_ns"
+RECEIVED_NS = "received_ns"
 
 # kind: what a span is
 KERNEL, MEMCPY, MEMSET, COLLECTIVE, HOST = "kernel", "memcpy", "memset", "collective", "host"
@@ -136,6 +141,14 @@ ANCHOR_COLUMNS = (
     Column(BEFORE_NS, "int64", "ns", "CLOCK_MONOTONIC just before", nullable=False),
     Column(AFTER_NS, "int64", "ns", "CLOCK_MONOTONIC just after", nullable=False),
     Column(REALTIME_NS, "int64", "ns", "CLOCK_REALTIME in between", nullable=False),
+)
+
+EXCHANGE_COLUMNS = (
+    Column(BURST, "int64", "", "number of the burst it belongs to", nullable=False),
+    Column(SENT_NS, "int64", "ns", "ping sent, CLOCK_MONOTONIC of this node", nullable=False),
+    Column(ARRIVED_NS, "int64", "ns", "it arrived, that of the reference", nullable=False),
+    Column(ANSWERED_NS, "int64", "ns", "the answer left, that of the reference", nullable=False),
+    Column(RECEIVED_NS, "int64", "ns", "it was here, that of this node", nullable=False),
 )
 
 
