@@ -24,16 +24,17 @@ def agent_left_no_record(results: RunResults) -> Iterator[Finding]:
         return
     several = len(results.job.nodes) > 1
     of_them = "their" if len(agents.absent) > 1 else "its"
-    counters = f"{of_them} counters and test reads of the data set"
-    unknown = f"{of_them} clocks as agents compare them, {of_them} links and {counters}"
+    lost = "counters and test reads of the data set were not measured"
+    if several:
+        clocks = "clocks were" if len(agents.absent) > 1 else "clock was"
+        lost = f"{clocks} not compared by agents, and links, {lost}"
     quoted = f"nodes/agent.log says: {agents.log_end}" if agents.log_end else ""
     yield Finding(
         rule="agent-left-no-record",
         level=WARN,
         status=NOT_COLLECTED,
         nodes=agents.absent,
-        message=f"the node agent left no record on {_listed(agents.absent)}; unknown are "
-        f"{unknown if several else counters}",
+        message=f"the node agent left no record on {_listed(agents.absent)}; {of_them} {lost}",
         evidence=(quoted or "nodes/agent.log says nothing",),
         advice=agent_advice(results, ""),
     )

@@ -52,8 +52,8 @@ def test_agents_that_never_started_are_told_with_what_srun_said(tmp_path):
     (finding,) = absent(collected)
     assert (finding["status"], finding["nodes"]) == ("not_collected", ["node0", "node1"])
     assert finding["message"] == (
-        "the node agent left no record on node0, node1; unknown are their clocks as agents compare "
-        "them, their links and their counters and test reads of the data set"
+        "the node agent left no record on node0, node1; their clocks were not compared by agents, "
+        "and links, counters and test reads of the data set were not measured"
     )
     assert finding["evidence"] == [f"nodes/agent.log says: [1m{REFUSED}"]
     assert finding["advice"].startswith("see nodes/agent.log in the run folder")
@@ -68,7 +68,7 @@ def test_the_line_about_the_node_that_is_missing_is_quoted_and_cut(tmp_path):
     write_log(paths, f"{about}\nnode10 is fine\nhpcprof agent: node0: something else\n")
     (finding,) = absent(pipeline.collect(tmp_path))
     assert finding["nodes"] == ["node1"]
-    assert "on node1; unknown are its clocks" in finding["message"]
+    assert "on node1; its clock was not compared by agents, and links" in finding["message"]
     (quoted,) = finding["evidence"]
     assert quoted == f"nodes/agent.log says: {about[:199]}…"
 
@@ -88,8 +88,8 @@ def test_one_node_misses_its_counters_only(tmp_path):
     tell_of_job(write_run(tmp_path, ranks=2))
     (finding,) = absent(pipeline.collect(tmp_path))
     assert finding["message"] == (
-        "the node agent left no record on node0; unknown are its counters and test reads of the "
-        "data set"
+        "the node agent left no record on node0; its counters and test reads of the data set "
+        "were not measured"
     )
 
 
@@ -206,6 +206,16 @@ def test_an_agent_that_died_early_is_told(tmp_path, with_end, how):
         f"ended 51.8 s before the training{how}; from there on the clock is extrapolated, and "
         "links, counters and test reads were not measured": ["node1"]
     }
+
+
+def test_without_the_agent_of_the_reference_the_other_clocks_are_extrapolated(tmp_path):
+    paths = job(tmp_path, 400, agent_interval_s=5)
+    for node in ("node0", "node1"):
+        write_agent(paths, node, 25)
+    assert sorted(text.partition("; ")[2][:46] for text in notes(pipeline.collect(tmp_path))) == [
+        "from there on the clock is extrapolated, and l",
+        "from there on the other clocks are extrapolate",
+    ]
 
 
 def test_an_agent_without_readings_in_the_end_but_samples_is_told(tmp_path):
