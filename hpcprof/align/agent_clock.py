@@ -41,6 +41,26 @@ def fit(node: str, exchanges: pd.DataFrame, run_ns: tuple[int, int]) -> NodeCloc
     times, offsets, widths, warnings = _samples(node, exchanges)
     if not len(times):
         raise InputError(f"node {node}: its agent exchanged nothing usable with the reference")
+    curve, residual_ns, jumped = _fitted(node, times, offsets, widths)
+    return NodeClock(
+        node=node,
+        offset_ns=int(offsets[0]),
+        drift_ppb=-round(curve.slope * 1e9),
+        residual_ns=round(residual_ns),
+        bound_ns=curve.largest_bound_ns(*run_ns),
+        method=METHOD,
+        status=TIGHT,
+        samples=len(times),
+        warnings=(*warnings, *jumped),
+        rho_ppb=RHO_PPB,
+        curve=curve,
+    )
+
+
+def _fitted(
+    node: str, times: Int64s, offsets: Int64s, widths: Int64s
+) -> tuple[OffsetCurve, float, list[str]]:
+    """The curve through the samples, what the line leaves unexplained (ns), a warning of steps."""
     is_step = _steps(times, offsets, widths)
     segments = np.concatenate([[0], np.cumsum(is_step)])
     x, y = times - times[0], offsets - offsets[0]
@@ -48,8 +68,7 @@ def fit(node: str, exchanges: pd.DataFrame, run_ns: tuple[int, int]) -> NodeCloc
     doubt = _slope_doubt(x, y, widths, segments, slope)
     lengths = np.diff(x)
     jumps = np.where(is_step, np.abs(np.diff(y) - slope * lengths), 0.0)
-    if jumps.any():
-        warnings.append(_step_warning(node, x, jumps))
+    warnings = [_step_warning(node, x, jumps)] if jumps.any() else []
     # in an interval with a step, the drift on either side of it is known no better than outside
     jumps += np.where(is_step, (doubt + RHO) * lengths, 0.0)
     curve = OffsetCurve(
@@ -61,19 +80,7 @@ def fit(node: str, exchanges: pd.DataFrame, run_ns: tuple[int, int]) -> NodeCloc
         growth_outside=min(RHO + doubt, MAX_DRIFT + abs(slope)),
         jumps_ns=np.ceil(jumps).astype(np.int64),
     )
-    return NodeClock(
-        node=node,
-        offset_ns=int(offsets[0]),
-        drift_ppb=-round(slope * 1e9),
-        residual_ns=round(float(np.abs(y - slope * x - intercept).max())),
-        bound_ns=curve.largest_bound_ns(*run_ns),
-        method=METHOD,
-        status=TIGHT,
-        samples=len(times),
-        warnings=tuple(warnings),
-        rho_ppb=RHO_PPB,
-        curve=curve,
-    )
+    return curve, float(np.abs(y - slope * x - intercept).max()), warnings
 
 
 def _samples(node: str, exchanges: pd.DataFrame) -> tuple[Int64s, Int64s, Int64s, list[str]]:

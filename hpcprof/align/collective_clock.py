@@ -86,21 +86,7 @@ def fit(
             f"{FEWEST} are needed to compare their clocks"
         )
     line = _line(ends)
-    knots = np.unique(np.linspace(0, int(np.ptp(ends.end)), _BLOCKS + 1).astype(np.int64))
-    limits, low, high, dropped = _guaranteed(node, ends, line, knots)
-    beside = np.clip(0.0, low, high)
-    times = knots + ends.end.min()
-    slowest, fastest = rates(limits, MAX_DRIFT + abs(line.slope))
-    curve = OffsetCurve(
-        times_ns=times,
-        offsets_ns=line.at(times, beside),
-        widths_ns=np.ceil(np.maximum(high - beside, beside - low)).astype(np.int64) + 1,
-        slope=line.slope,
-        growth_inside=RHO,
-        growth_outside=max(fastest, -slowest, RHO),
-        jumps_ns=np.zeros(len(times) - 1, dtype=np.int64),
-    )
-    warnings = (_dropped_warning(node, dropped),) if dropped else ()
+    curve, dropped = _clipped(node, ends, line)
     return NodeClock(
         node=node,
         offset_ns=int(curve.offsets_ns[0]),
@@ -110,7 +96,7 @@ def fit(
         method=METHOD,
         status=BOUNDED,
         samples=len(ends.end) - len(dropped),
-        warnings=warnings,
+        warnings=(_dropped_warning(node, dropped),) if dropped else (),
         rho_ppb=RHO_PPB,
         curve=curve,
     )
@@ -142,6 +128,25 @@ def _line(ends: _Ends) -> _Line:
     value = float(np.median(middles[:, 1] - slope * middles[:, 0]))
     left = np.abs(middles[:, 1] - slope * middles[:, 0] - value)
     return _Line(origin, base, slope, value, float(left.max()))
+
+
+def _clipped(node: str, ends: _Ends, line: _Line) -> tuple[OffsetCurve, list[float]]:
+    """The line moved into the guaranteed interval at each knot; the rest as ``_guaranteed``."""
+    knots = np.unique(np.linspace(0, int(np.ptp(ends.end)), _BLOCKS + 1).astype(np.int64))
+    limits, low, high, dropped = _guaranteed(node, ends, line, knots)
+    beside = np.clip(0.0, low, high)
+    times = knots + ends.end.min()
+    slowest, fastest = rates(limits, MAX_DRIFT + abs(line.slope))
+    curve = OffsetCurve(
+        times_ns=times,
+        offsets_ns=line.at(times, beside),
+        widths_ns=np.ceil(np.maximum(high - beside, beside - low)).astype(np.int64) + 1,
+        slope=line.slope,
+        growth_inside=RHO,
+        growth_outside=max(fastest, -slowest, RHO),
+        jumps_ns=np.zeros(len(times) - 1, dtype=np.int64),
+    )
+    return curve, dropped
 
 
 def _guaranteed(

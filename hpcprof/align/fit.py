@@ -72,10 +72,8 @@ def fit_nodes(
     """
     if exchanges and reference is None:
         raise ValueError("exchanges mean nothing without the node they were made with")
-    if collectives is None or node_of is None:
-        given = _Given(anchors, exchanges or {}, {})
-    else:
-        given = _Given(anchors, exchanges or {}, per_node(collectives, node_of))
+    ends = {} if collectives is None or node_of is None else per_node(collectives, node_of)
+    given = _Given(anchors, exchanges or {}, ends)
     nodes = given.nodes(reference)
     walls = wall_clock.fit_nodes({node: anchors.get(node, {}) for node in nodes})
     if len(nodes) < 2:

@@ -49,28 +49,9 @@ def timeline_plot(timeline: Timeline, accused: Collection[int], target: str) -> 
     header = _HEADER_PX / _lane_px(len(timeline.ranks))
     plot = _plot(timeline.ranks, timeline.nodes, accused, header)
     plot.xaxis.axis_label = "ms since the first of these spans began, on the job's clock"
-    lane_of = {rank: lane for lane, rank in enumerate(timeline.ranks)}
-    has_both = {bar.is_collective for bar in timeline.bars} == {True, False}
-    # long ones first, so that a short span inside a long one is seen
-    bars = sorted(timeline.bars, key=lambda bar: -bar.duration_ns)
-    node_of = dict(zip(timeline.ranks, timeline.nodes, strict=True))
-    source = ColumnDataSource(
-        {
-            "left": [bar.start_ns / MS for bar in bars],
-            "right": [(bar.start_ns + bar.duration_ns) / MS for bar in bars],
-            "top": [lane_of[bar.rank] + _edges(bar, has_both)[0] for bar in bars],
-            "bottom": [lane_of[bar.rank] + _edges(bar, has_both)[1] for bar in bars],
-            "colour": [phase_colour(bar.phase) for bar in bars],
-            "what": [_what(bar) for bar in bars],
-            "who": [f"rank {bar.rank} on {node_of[bar.rank]}" for bar in bars],
-            "step": [bar.step for bar in bars],
-            "length": [duration(bar.duration_ns) for bar in bars],
-            "bytes": ["–" if bar.bytes is None else nbytes(bar.bytes) for bar in bars],
-        }
-    )
     drawn = plot.quad(
         *("left", "right", "top", "bottom"),
-        source=source,
+        source=ColumnDataSource(_bars(timeline)),
         fill_color="colour",
         line_color="white",
         line_width=0.5,
@@ -90,26 +71,16 @@ def lateness_plot(lateness: LatenessMap, accused: Collection[int], target: str) 
     """The map of lateness as JSON for the element ``target``."""
     plot = _plot(lateness.ranks, lateness.nodes, accused, header=0)
     plot.xaxis.axis_label = "step"
-    values = np.asarray(lateness.lateness_ns, dtype=np.float64) / MS
-    count, bins = values.shape
+    cells = _cells(lateness)
+    count, bins = cells["image"][0].shape
     width = lateness.steps_per_bin
-    first = lateness.first_step + width * np.arange(bins, dtype=np.int32)
-    last = np.minimum(first + width - 1, lateness.last_step).astype(np.int32)
-    ranks = np.asarray(lateness.ranks, dtype=np.int32)
     limit = lateness.limit_ns / MS
     mapper = LinearColorMapper(
         palette=interp_palette(DIVERGING, 255), low=-limit, high=limit, nan_color=NO_DATA
     )
     drawn = plot.image(
         image="image",
-        source=ColumnDataSource(
-            {
-                "image": [values.astype(np.float32)],
-                "rank": [np.broadcast_to(ranks[:, None], values.shape).copy()],
-                "first": [np.broadcast_to(first, values.shape).copy()],
-                "last": [np.broadcast_to(last, values.shape).copy()],
-            }
-        ),
+        source=ColumnDataSource(cells),
         # a bin is drawn around its steps: step 12 from 11.5 to 12.5
         x=lateness.first_step - 0.5,
         y=-0.5,
@@ -128,6 +99,42 @@ def lateness_plot(lateness: LatenessMap, accused: Collection[int], target: str) 
     left = lateness.first_step - 0.5
     plot.x_range = Range1d(start=left, end=left + bins * width)
     return _json(plot, target)
+
+
+def _bars(timeline: Timeline) -> dict[str, Any]:
+    """Where each bar lies, its colour, and what is said when one points at it."""
+    lane_of = {rank: lane for lane, rank in enumerate(timeline.ranks)}
+    has_both = {bar.is_collective for bar in timeline.bars} == {True, False}
+    # long ones first, so that a short span inside a long one is seen
+    bars = sorted(timeline.bars, key=lambda bar: -bar.duration_ns)
+    node_of = dict(zip(timeline.ranks, timeline.nodes, strict=True))
+    return {
+        "left": [bar.start_ns / MS for bar in bars],
+        "right": [(bar.start_ns + bar.duration_ns) / MS for bar in bars],
+        "top": [lane_of[bar.rank] + _edges(bar, has_both)[0] for bar in bars],
+        "bottom": [lane_of[bar.rank] + _edges(bar, has_both)[1] for bar in bars],
+        "colour": [phase_colour(bar.phase) for bar in bars],
+        "what": [_what(bar) for bar in bars],
+        "who": [f"rank {bar.rank} on {node_of[bar.rank]}" for bar in bars],
+        "step": [bar.step for bar in bars],
+        "length": [duration(bar.duration_ns) for bar in bars],
+        "bytes": ["–" if bar.bytes is None else nbytes(bar.bytes) for bar in bars],
+    }
+
+
+def _cells(lateness: LatenessMap) -> dict[str, Any]:
+    """The image, lateness in ms, and whose and which steps each cell is."""
+    values = np.asarray(lateness.lateness_ns, dtype=np.float64) / MS
+    width = lateness.steps_per_bin
+    first = lateness.first_step + width * np.arange(values.shape[1], dtype=np.int32)
+    last = np.minimum(first + width - 1, lateness.last_step).astype(np.int32)
+    ranks = np.asarray(lateness.ranks, dtype=np.int32)
+    return {
+        "image": [values.astype(np.float32)],
+        "rank": [np.broadcast_to(ranks[:, None], values.shape).copy()],
+        "first": [np.broadcast_to(first, values.shape).copy()],
+        "last": [np.broadcast_to(last, values.shape).copy()],
+    }
 
 
 def _plot(

@@ -1,4 +1,4 @@
-"""The columns of the tables (spans, counters, anchors, exchanges): each once; everyone imports these.
+"""The columns of the tables (spans, counters, anchors, exchanges): each once; all import these.
 
 Does not check tables (``check``) and does not build them (``frame``).
 """
