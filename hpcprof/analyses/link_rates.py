@@ -9,10 +9,10 @@ From the messages that the node agents sent to each other beside the training:
 3. yardstick of a direction: what the fastest quarter of the nodes reach, at least two of them.
    Slow nodes do not move it while they are half of the nodes or fewer (2 of 4, 3 of 6), nor does
    one freak measurement. When more than half are below the limit, nobody is accused.
-4. slow: below half of the yardstick, in messages with peers that somebody else reaches at half of
-   it or more; else the peers may be the cause, and the node counts as not measured. Who met such
-   peers only after the first burst, when the training communicates, is held to what others reach
-   then.
+4. slow: below half of the yardstick, and below half of an ordinary message (the median) of the
+   nodes that are not, in messages with peers that somebody else reaches at half of it or more;
+   else the peers may be the cause, and the node counts as not measured. Who met such peers only
+   after the first burst, when the training communicates, is held to what others reach then.
 5. often slow: the same with the rate that only a quarter of a node's messages exceed, and with the
    last message of each burst, as a slow link is not sent the large one.
 
@@ -183,6 +183,9 @@ def _judged(rows: pd.DataFrame, direction: str, quantile: float, least: int) -> 
     fair = rows[rows[end].isin(low) & rows[other].isin(able)]
     later = min(limit, _limit(_rates(rows[~rows[_FIRST]], [end], quantile, least)))
     early = set(fair[fair[_FIRST]][end])
+    # the best of few messages may be held against a lucky one; ordinary ones are not luck
+    others = rows[~rows[end].isin(low) & rows[other].isin(able)]
+    ordinary = SLOW_BELOW_FRAC * float(others[_GB_S].median())
     slow = tuple(
         SlowLink(
             (node,),
@@ -193,7 +196,7 @@ def _judged(rows: pd.DataFrame, direction: str, quantile: float, least: int) -> 
             int(((fair[end] == node) & (fair[_GB_S] < limit)).sum()),
         )
         for node, rate in _rates(fair, [end], quantile, least).items()
-        if rate < (limit if node in early else later)
+        if rate < min(ordinary, limit if node in early else later)
     )
     doubtful = set(low) - {link.nodes[0] for link in slow}
     rates = {node: rate for node, rate in seen.items() if node not in doubtful}
