@@ -3,8 +3,10 @@
 1. Form: the finest that every rank with any collective has; mixing two would accuse somebody.
 2. A step is even when every rank has equally many collectives in it. In any other step which is
    which is a guess.
-3. Of long trainings at most MOST_STEPS even steps are taken, as far apart as possible, the first
-   and the last among them: medians do not need more, and what is held in memory stays bounded.
+3. Of long trainings at most MOST_STEPS even steps are taken: one from each of as many equal parts
+   of the run, the first and the last step among them. Medians do not need more, and what is held in
+   memory stays bounded. Which one of a part is drawn at random, always alike: steps at a fixed
+   distance might all be those with a checkpoint.
 
 Takes one rank after the other and keeps a few numbers per step. Does not look at bytes or times;
 ``collectives`` does, in the steps chosen here.
@@ -71,9 +73,8 @@ class SharedSteps:
             return np.empty(0, np.int64)
         fitting = int(MOST_ROWS / (len(self.ranks) * float(counts.mean())))
         most = min(MOST_STEPS, max(FEWEST_STEPS, fitting))
-        spread = np.linspace(0, len(counts) - 1, min(most, len(counts)))
-        steps: Int64s = counts.index.to_numpy(dtype=np.int64)[np.rint(spread).astype(np.int64)]
-        return steps
+        steps: Int64s = counts.index.to_numpy(dtype=np.int64)
+        return steps if len(steps) <= most else steps[_spread(len(steps), most)]
 
     def uneven(self, within: range | None = None) -> int:
         """Collectives in steps that are not even, counted once each."""
@@ -109,6 +110,14 @@ def shared_steps(ranks: Iterable[tuple[int, Counts]]) -> SharedSteps:
         if present and count == len(present):
             return SharedSteps(form, tuple(sorted(present)), tables[form])
     return SharedSteps(arrivals.NONE)
+
+
+def _spread(length: int, count: int) -> Int64s:
+    """``count`` of the numbers below ``length``, ascending: one of each part, first and last."""
+    edges = np.linspace(0, length, count + 1).astype(np.int64)
+    drawn = np.random.default_rng(0).integers(edges[:-1], edges[1:])
+    drawn[0], drawn[-1] = 0, length - 1
+    return drawn
 
 
 def _joined(one: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:

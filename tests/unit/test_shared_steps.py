@@ -70,7 +70,14 @@ def test_of_a_long_training_steps_are_taken_evenly_with_the_first_and_the_last()
     table = calls(dict.fromkeys(range(7, 7 + 5 * shared.MOST_STEPS), 1))
     steps = of({0: table, 1: table}).chosen()
     assert (len(steps), steps[0], steps[-1]) == (shared.MOST_STEPS, 7, 6 + 5 * shared.MOST_STEPS)
-    assert set(np.diff(steps).tolist()) == {5, 6}
+    assert np.array_equal((steps - 7) // 5, np.arange(shared.MOST_STEPS))  # one of every five
+    assert of({0: table, 1: table}).chosen().tolist() == steps.tolist()
+
+
+def test_steps_that_come_round_regularly_are_not_all_that_is_taken():
+    """Every tenth step is one with a checkpoint, and every tenth could be taken."""
+    steps = of({0: calls(dict.fromkeys(range(10 * shared.MOST_STEPS - 9), 1))}).chosen()
+    assert 0.08 < np.mean(steps % 10 == 0) < 0.12
 
 
 def test_no_step_is_left_out_when_there_are_few():
