@@ -134,7 +134,14 @@ def test_a_killed_rank_is_named_and_the_rest_is_used(cluster: Cluster, python: P
 def test_the_time_limit_is_told_and_what_was_recorded_is_used(
     cluster: Cluster, python: Path, nsys: Path
 ):
-    job = training.submit(cluster, python, cluster.shared / "time-limit", nsys=nsys, steps=5000)
+    job = training.submit(
+        cluster,
+        python,
+        cluster.shared / "time-limit",
+        nsys=nsys,
+        steps=5000,
+        spec={"profile": {"horovod_timeline": True}},
+    )
     with job.own_cores():
         job.wait_for_step(25)
         cluster.end_in(job.job_id, 1)
@@ -142,6 +149,9 @@ def test_the_time_limit_is_told_and_what_was_recorded_is_used(
     record = job.record()
     (early,) = [f for f in record["findings"] if f["rule"] == "job-ended-early"]
     assert early["cause"] == "time limit"
+    # Horovod's timeline was cut off in the middle of a record
+    assert record["horovod"]["allreduces"] >= 25 * 4
+    assert record["horovod"]["transfer_ns"] > 0
     assert record["run"]["steps_used"] >= 10
     lost = [f for f in record["findings"] if f["rule"] == "recording-incomplete"]
     # the time limit ends nsys's own agents: the reports are lost, our spans are not
