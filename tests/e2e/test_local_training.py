@@ -28,7 +28,10 @@ def tensorflow_python() -> Path:
 
 
 def test_the_demo_names_the_rank_that_was_slowed(tensorflow_python: Path, tmp_path: Path):
-    record = demo(tensorflow_python, ranks=3, steps=40, output=tmp_path)
+    collected = demo(tensorflow_python, ranks=3, steps=40, output=tmp_path)
+    record = collected.record
+    assert collected.page is not None
+    assert "is late in input" in collected.page.read_text(encoding="utf-8")
     late = [f for f in record["findings"] if f["rule"] == "rank-arrives-late"]
     accused = [(f["ranks"], f["cause"]) for f in late if f["level"] != "info"]
     assert accused == [([2], "input")]
