@@ -134,11 +134,11 @@ def test_monotonic_clocks_are_1000_seconds_apart(cluster: Cluster) -> None:
 def test_nodes_share_files_but_not_dev_shm_and_not_tmp(cluster: Cluster, folder: Path) -> None:
     places = [str(folder), "/dev/shm", "$TMPDIR"]
     for place in places:
-        cluster.run("srun", "-w", "node0", "sh", "-c", f"touch {place}/hpcprof-from-node0")
+        cluster.run("srun", "-w", "node0", "sh", "-c", f"touch {place}/from-node0")
     seen = cluster.run(
-        "srun", "-w", "node1", "sh", "-c", f"ls {' '.join(f'{p}/hpcprof*' for p in places)}; true"
+        "srun", "-w", "node1", "sh", "-c", f"ls {' '.join(f'{p}/from-*' for p in places)}; true"
     )
-    assert seen.stdout.split() == [f"{folder}/hpcprof-from-node0"]
+    assert seen.stdout.split() == [f"{folder}/from-node0"]
 
 
 def test_accounting_knows_job_steps_and_gpus(cluster: Cluster, folder: Path) -> None:

@@ -39,6 +39,9 @@ def judged(record):
     return [f for f in record["findings"] if f["status"] == "ok" and f["level"] != "info"]
 
 
+LINKS = ("node-link-slow", "node-link-often-slow", "links-not-measured")
+
+
 def states(record):
     return {info["rank"]: info["state"] for info in record["quality"]["ranks"]}
 
@@ -67,7 +70,9 @@ def test_a_healthy_job_names_no_straggler(cluster: Cluster, python: Path, nsys: 
     assert_stragglers_assessed(record)
     assert record["quality"]["collectives"] == "profiler"  # Horovod's own ranges, with bytes
     assert record["run"]["payload_bytes"] == 4 * sum((3 * 9 * 24, 9 * 24 * 48, 9 * 48 * 96, 245760))
-    assert {clock["status"] for clock in record["clocks"].values()} == {"utc-only"}
+    assert {clock["status"] for clock in record["clocks"].values()} == {"tight"}
+    assert max(clock["bound_ns"] for clock in record["clocks"].values()) < 1_000_000
+    assert not [f for f in record["findings"] if f["rule"] in ("agent-left-no-record", *LINKS)]
 
 
 @pytest.mark.parametrize("profiled", [True, False], ids=["nsys", "own-spans"])
