@@ -76,7 +76,8 @@ def slow_filesystem(cluster: Cluster, node: str, path: Path, mb_per_s: float) ->
         yield
     finally:
         for how in ([], ["--lazy"]):
-            command = [*inside, "umount", *how, str(path)]
+            # --pid: umount reads /proc/self, which is empty for strangers to the node's processes
+            command = [*inside, "--pid", "umount", *how, str(path)]
             if not subprocess.run(command, capture_output=True, check=False).returncode:
                 break
         if how:
