@@ -6,15 +6,15 @@ import contextlib
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hpcprof.artifacts.paths import ArtifactPaths
 from hpcprof.errors import InputError
 from hpcprof.readers.spans_reader import read_span_file
 from hpcprof.trace import columns as c
 from tests.cluster import training
-from tests.cluster.clocks import ClockSkew
+from tests.cluster.clocks import ClockSkew, SkewedClocks
 from tests.cluster.cluster import FINAL_STATES, Cluster
 
 from . import plan
@@ -75,10 +75,25 @@ class Faults:
             yield
 
 
+@dataclass(frozen=True)
+class Ran:
+    """One job: its run folder, the steps of each trial, and the truth about the clocks.
+
+    ``first_ns`` and ``last_ns``: the host's CLOCK_MONOTONIC when the training had begun and when
+    the last trial was over.
+    """
+
+    run_dir: Path
+    windows: list[Window]
+    truth: SkewedClocks
+    first_ns: int
+    last_ns: int
+
+
 def run_session(
     cluster: Cluster, session: plan.Session, folder: Path, python: Path, nsys: Path | None
-) -> tuple[Path, list[Window], Any]:
-    """The run folder, the steps of each trial, and the truth about the clocks.
+) -> Ran:
+    """Run the job and its trials.
 
     Raises SessionFailedError when the job ended before its last trial.
     """
@@ -100,13 +115,15 @@ def run_session(
             env=clocks.env,
             spec={"time": "00:30:00", "profile": {"agent_interval_s": AGENT_INTERVAL_S}},
         )
+        job.wait_for_step(1)
+        first_ns = time.monotonic_ns()
         windows = _trials(job, session, folder / "data")
+        last_ns = time.monotonic_ns()
         job.wait()
-    return job.run_dir, windows, clocks
+    return Ran(job.run_dir, windows, clocks, first_ns, last_ns)
 
 
 def _trials(job: training.Training, session: plan.Session, data: Path) -> list[Window]:
-    job.wait_for_step(1)
     faults = Faults(job, data)
     windows = []
     with faults.usual():

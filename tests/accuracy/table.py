@@ -62,7 +62,7 @@ def _confusion(trials: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _clocks(results: Sequence[dict[str, Any]]) -> Iterator[str]:
-    yield "Largest error over the whole job, against the first node of the job.\n"
+    yield "Largest error while the trials ran, against the first node of the job.\n"
     yield "| job | node | wall clock off | drift | drift found | method | error | bound | inside |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for result in results:

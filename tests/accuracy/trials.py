@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,11 @@ def run(
 ) -> dict[str, Any]:
     """Run one session, judge its trials and keep the results. Raises SessionFailedError."""
     work = cluster.shared / f"accuracy-{session.name}"
-    first_ns = time.monotonic_ns()
-    run_dir, windows, truth = run_session(cluster, session, work, python, nsys)
-    ingested = read_run(run_dir, work / "store")
+    ran = run_session(cluster, session, work, python, nsys)
+    ingested = read_run(ran.run_dir, work / "store")
     trials = []
-    for window in windows:
-        record = judge(run_dir, ingested, window)
+    for window in ran.windows:
+        record = judge(ran.run_dir, ingested, window)
         accused = accusations(record["findings"])
         trials.append(
             {
@@ -55,10 +53,12 @@ def run(
         "nodes": session.nodes,
         "profiled": session.profiled,
         "trials": trials,
-        "clocks": clock_errors(ingested.clocks, truth, first_ns, time.monotonic_ns()),
+        "clocks": clock_errors(ingested.clocks, ran.truth, ran.first_ns, ran.last_ns),
         "warnings": list(ingested.warnings),
     }
     folder.mkdir(parents=True, exist_ok=True)
+    # small, and what a surprising clock is explained from
+    shutil.copytree(ran.run_dir / "nodes", folder / f"{session.name}-nodes", dirs_exist_ok=True)
     write_json(results_of(folder, session), result)
     shutil.rmtree(work, ignore_errors=True)
     return result
