@@ -138,26 +138,41 @@ def _forward(samples: list[tuple[int, int, int]]) -> tuple[list[tuple[int, int, 
 
 
 def _without_wide(samples: Int64s) -> Int64s:
-    """Without samples (rows time, offset, half-width) that say less than their neighbours do.
+    """Without samples (rows time, offset, half-width) that say less than the others do.
 
-    A burst on a busy network: kept, it would widen the bound around it. One that contradicts its
-    neighbours stays.
+    A burst on a busy network or processor: kept, it would widen the bound around it. One that
+    contradicts the others stays.
     """
     for time in samples[np.argsort(-samples[:, 2], kind="stable"), 0]:
         at = int(np.searchsorted(samples[:, 0], time))
         if samples[at, 2] <= 2 * np.median(samples[:, 2]):
             break
-        if 0 < at < len(samples) - 1:
-            before, this, after = samples[at - 1] - samples[at], samples[at], samples[at + 1]
-            length = int(after[0] - this[0]) - int(before[0])
-            part = -int(before[0]) / length
-            expected = before[1] + (after[1] - this[1] - before[1]) * part
-            widths = (samples[at - 1, 2], after[2])
-            bound = widths[0] + (widths[1] - widths[0]) * part
-            bound += RHO * min(-before[0], after[0] - this[0])
-            if bound < this[2] and abs(expected) <= this[2] + bound:
-                samples = np.delete(samples, at, axis=0)
+        rest = np.delete(samples, at, axis=0)
+        if len(rest) < 2:
+            break
+        expected, bound = _told_by_others(rest, samples[at, 0])
+        width = samples[at, 2]
+        if bound < width and abs(expected - samples[at, 1]) <= width + bound:
+            samples = rest
     return samples
+
+
+def _told_by_others(samples: Int64s, time: int) -> tuple[int, float]:
+    """Offset and its bound at a time, from samples before and after, or beyond them all."""
+    after = int(np.searchsorted(samples[:, 0], time))
+    if 0 < after < len(samples):
+        one, two = samples[after - 1], samples[after]
+        length = int(two[0] - one[0])
+        part = int(time - one[0]) / length
+        bound = one[2] + (two[2] - one[2]) * part + RHO * min(part, 1 - part) * length
+        return int(one[1] + round((two[1] - one[1]) * part)), float(bound)
+    nearest = samples[0] if after == 0 else samples[-1]
+    x, y = samples[:, 0] - samples[0, 0], samples[:, 1] - samples[0, 1]
+    segments = np.zeros(len(samples), dtype=np.int64)
+    slope, _ = theil_sen(x, y, segments)
+    doubt = _slope_doubt(x, y, samples[:, 2], segments, slope)
+    away = int(time - nearest[0])
+    return int(nearest[1] + round(slope * away)), float(nearest[2] + (RHO + doubt) * abs(away))
 
 
 def _steps(times: Int64s, offsets: Int64s, widths: Int64s) -> Any:

@@ -124,7 +124,7 @@ def test_with_one_burst_the_bound_grows_with_the_largest_drift() -> None:
     assert 10_000_000 < (clocks["node1"].bound_ns or 0) < 10_100_000  # 100 s at 100 ppm
 
 
-def test_a_burst_on_a_busy_network_does_not_widen_the_bound_unless_it_is_the_last() -> None:
+def test_a_burst_on_a_busy_network_does_not_widen_the_bound() -> None:
     job = Job(11, nodes=2, seconds=300)
     table = job.exchanges()["node1"]
     is_slow = table["burst"].isin([3, 4])
@@ -133,10 +133,12 @@ def test_a_burst_on_a_busy_network_does_not_widen_the_bound_unless_it_is_the_las
     assert_within(job, clocks)
     assert clocks["node1"].samples == 9
     assert (clocks["node1"].bound_ns or 0) < 150_000
-    table["received_ns"] += (table["burst"] == 10) * 10_000_000
+    # nor at the ends of the run, where processors are busy: the drift says more than they do
+    table["received_ns"] += table["burst"].isin([0, 10]) * 10_000_000
     clocks = fit_nodes(job.anchors(), {"node1": table}, "node0")
     assert_within(job, clocks)
-    assert (clocks["node1"].bound_ns or 0) > 5_000_000
+    assert clocks["node1"].samples == 7
+    assert (clocks["node1"].bound_ns or 0) < 200_000
 
 
 def test_impossible_exchanges_are_not_used() -> None:
