@@ -25,7 +25,11 @@ def clock_errors(
     host = np.linspace(first_ns, last_ns, SAMPLES).astype(np.int64).tolist()
     expected, known = _shown(clocks[reference], truth, reference, host)
     return {
-        node: _error(clocks[node], truth, host, (expected, known))
+        node: {
+            **_error(clocks[node], truth, host, (expected, known)),
+            "true_ppb": truth.nodes[node].skew.monotonic_ppb
+            - truth.nodes[reference].skew.monotonic_ppb,
+        }
         for node in others
         if clocks[node].bound_ns is not None
     }
@@ -50,7 +54,6 @@ def _error(
         "bound_ns": int(bound.max()),
         "is_within": bool((error <= bound).all()),
         "drift_ppb": clock.drift_ppb,
-        "true_ppb": skew.monotonic_ppb,
         "true_offset_ns": skew.realtime_offset_ns,
         "violations": clock.violations,
     }
