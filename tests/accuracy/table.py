@@ -75,7 +75,8 @@ def _confusion(trials: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def _clocks(results: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield "Largest error while the trials ran, against the first node of the job.\n"
-    yield "| job | node | wall clock off | drift against it | drift found | method | error | bound | inside |"
+    heads = "job, node, wall clock off, drift against it, drift found, method, error, bound, inside"
+    yield f"| {heads.replace(', ', ' | ')} |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for result in results:
         for node, clock in result["clocks"].items():
