@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.setup import paths as tools
+
 pytest_plugins = ["tests.browser", "tests.cluster.fixture"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -22,6 +24,30 @@ def pytest_configure() -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
+
+
+def _installed(found: Path | None, what: str) -> Path:
+    if found is None:
+        pytest.skip(f"no {what} (make setup)")
+    return found
+
+
+@pytest.fixture(scope="session")
+def horovod_python() -> Path:
+    """Interpreter with TensorFlow and Horovod; skips without it."""
+    return _installed(tools.train_python(), "training environment with Horovod")
+
+
+@pytest.fixture(scope="session")
+def tensorflow_python() -> Path:
+    """Interpreter with TensorFlow and nothing else; skips without it."""
+    return _installed(tools.tensorflow_python(), "environment with TensorFlow")
+
+
+@pytest.fixture(scope="session")
+def nsys() -> Path:
+    """The Nsight Systems command; skips without it."""
+    return _installed(tools.nsys(), "nsys")
 
 
 @pytest.fixture(scope="session")

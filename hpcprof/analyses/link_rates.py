@@ -229,11 +229,12 @@ def _worst_of_each(verdicts: Iterable[_Verdict]) -> tuple[SlowLink, ...]:
 
 
 def _slow_way(rows: pd.DataFrame) -> tuple[SlowLink, ...]:
-    pairs = rows.groupby([NODE, PEER], sort=True)[_GB_S].agg(["max", "size"]).reset_index()
+    pairs = rows.groupby([NODE, PEER], sort=True)[_GB_S].agg(["max", "median", "size"]).reset_index()
     if len(pairs) < 2 or pairs["size"].min() < MIN_MESSAGES:
         return ()
     slow, back = (pairs.iloc[i] for i in np.argsort(pairs["max"].to_numpy(), kind="stable"))
-    if slow["max"] >= SLOW_BELOW_FRAC * back["max"]:
+    # as among more nodes: against an ordinary message of the way back, not a lucky one
+    if slow["max"] >= SLOW_BELOW_FRAC * back["median"]:
         return ()
     way = (str(slow[NODE]), str(slow[PEER]))
     count = int(slow["size"])

@@ -22,7 +22,6 @@ from tests.accuracy.clock_error import clock_errors
 from tests.cluster import training
 from tests.cluster.clocks import ClockSkew, SkewedClocks
 from tests.cluster.cluster import Cluster
-from tests.setup import paths as tools
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -52,17 +51,14 @@ class Done:
 
 
 @pytest.fixture(scope="module")
-def done(cluster: Cluster) -> Iterator[Done]:
+def done(cluster: Cluster, horovod_python: Path) -> Iterator[Done]:
     """Training and judging it takes a minute; no test changes the run folder."""
-    python = tools.train_python()
-    if python is None:
-        pytest.skip("no training environment with Horovod (make setup)")
     folder = cluster.shared / "slow-network"
     first_ns = time.monotonic_ns()
     with cluster.skewed_clocks(SKEWS) as truth, cluster.slow_network(SLOW, mbit_per_s=100):
         job = training.submit(
             cluster,
-            python,
+            horovod_python,
             folder,
             nsys=None,
             nodes=4,

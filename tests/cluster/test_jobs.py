@@ -13,25 +13,8 @@ import pytest
 from hpcprof.artifacts.paths import ArtifactPaths
 from tests.cluster import training
 from tests.cluster.cluster import Cluster
-from tests.setup import paths as tools
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def python() -> Path:
-    found = tools.train_python()
-    if found is None:
-        pytest.skip("no training environment with Horovod (make setup)")
-    return found
-
-
-@pytest.fixture(scope="module")
-def nsys() -> Path:
-    found = tools.nsys()
-    if found is None:
-        pytest.skip("no nsys (make setup)")
-    return found
 
 
 def judged(record):
@@ -59,8 +42,8 @@ def assert_stragglers_assessed(record):
     assert record["quality"]["left_out"] == []
 
 
-def test_a_healthy_job_names_no_straggler(cluster: Cluster, python: Path, nsys: Path):
-    job = training.submit(cluster, python, cluster.shared / "healthy", nsys=nsys)
+def test_a_healthy_job_names_no_straggler(cluster: Cluster, horovod_python: Path, nsys: Path):
+    job = training.submit(cluster, horovod_python, cluster.shared / "healthy", nsys=nsys)
     with job.own_cores():
         assert job.wait() == "COMPLETED", job.output()
     record = job.record()
@@ -77,7 +60,7 @@ def test_a_healthy_job_names_no_straggler(cluster: Cluster, python: Path, nsys: 
 
 @pytest.mark.parametrize("profiled", [True, False], ids=["nsys", "own-spans"])
 def test_slow_files_of_one_node_name_its_ranks_and_input(
-    cluster: Cluster, python: Path, nsys: Path, profiled: bool
+    cluster: Cluster, horovod_python: Path, nsys: Path, profiled: bool
 ):
     folder = cluster.shared / f"slow-files-{profiled}"
     (folder / "data").mkdir(parents=True, exist_ok=True)
@@ -86,7 +69,7 @@ def test_slow_files_of_one_node_name_its_ranks_and_input(
     with cluster.slow_filesystem("node1", folder / "data", mb_per_s=0.6):
         job = training.submit(
             cluster,
-            python,
+            horovod_python,
             folder,
             nsys=nsys if profiled else None,
             steps=64,
@@ -109,9 +92,9 @@ def test_slow_files_of_one_node_name_its_ranks_and_input(
 
 
 def test_a_rank_at_a_quarter_of_a_core_is_named_with_compute(
-    cluster: Cluster, python: Path, nsys: Path
+    cluster: Cluster, horovod_python: Path, nsys: Path
 ):
-    job = training.submit(cluster, python, cluster.shared / "slow-rank", nsys=nsys)
+    job = training.submit(cluster, horovod_python, cluster.shared / "slow-rank", nsys=nsys)
     with job.own_cores({1: 0.25}):
         assert job.wait() == "COMPLETED", job.output()
     record = job.record()
@@ -122,8 +105,10 @@ def test_a_rank_at_a_quarter_of_a_core_is_named_with_compute(
     assert finding["cause"] == "compute"
 
 
-def test_a_killed_rank_is_named_and_the_rest_is_used(cluster: Cluster, python: Path, nsys: Path):
-    job = training.submit(cluster, python, cluster.shared / "killed", nsys=nsys)
+def test_a_killed_rank_is_named_and_the_rest_is_used(
+    cluster: Cluster, horovod_python: Path, nsys: Path
+):
+    job = training.submit(cluster, horovod_python, cluster.shared / "killed", nsys=nsys)
     with job.own_cores():
         job.wait_for_step(25)
         cluster.kill_rank(job.training_pid(2))
@@ -137,11 +122,11 @@ def test_a_killed_rank_is_named_and_the_rest_is_used(cluster: Cluster, python: P
 
 
 def test_the_time_limit_is_told_and_what_was_recorded_is_used(
-    cluster: Cluster, python: Path, nsys: Path
+    cluster: Cluster, horovod_python: Path, nsys: Path
 ):
     job = training.submit(
         cluster,
-        python,
+        horovod_python,
         cluster.shared / "time-limit",
         nsys=nsys,
         steps=5000,
@@ -166,11 +151,11 @@ def test_the_time_limit_is_told_and_what_was_recorded_is_used(
 
 
 def test_a_full_disk_stops_the_recording_and_not_the_training(
-    cluster: Cluster, python: Path, nsys: Path
+    cluster: Cluster, horovod_python: Path, nsys: Path
 ):
     folder = cluster.shared / "full-disk"
     with cluster.full_disk(folder / "runs", mb=2):
-        job = training.submit(cluster, python, folder, nsys=nsys, collect=False)
+        job = training.submit(cluster, horovod_python, folder, nsys=nsys, collect=False)
         with job.own_cores():
             job.wait_for_step(25)
             fill(folder / "runs" / "filler")
@@ -186,9 +171,11 @@ def test_a_full_disk_stops_the_recording_and_not_the_training(
     assert not ArtifactPaths(job.run_dir).findings.exists()
 
 
-def test_a_multiworker_job_runs_and_is_recorded(cluster: Cluster, python: Path, nsys: Path):
+def test_a_multiworker_job_runs_and_is_recorded(cluster: Cluster, horovod_python: Path, nsys: Path):
     folder = cluster.shared / "multiworker"
-    job = training.submit(cluster, python, folder, nsys=nsys, steps=15, strategy="multiworker")
+    job = training.submit(
+        cluster, horovod_python, folder, nsys=nsys, steps=15, strategy="multiworker"
+    )
     assert job.wait() == "COMPLETED", job.output()
     record = job.record()
     assert (record["run"]["strategy"], record["run"]["nodes"]) == (

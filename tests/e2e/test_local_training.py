@@ -11,20 +11,11 @@ import pytest
 
 from hpcprof import pipeline
 from hpcprof.demo import demo
-from tests.setup import paths as tools
 
 pytestmark = pytest.mark.e2e
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ANALYSIS_PACKAGES = ("pandas", "pyarrow", "pydantic", "click", "rich", "jinja2", "nvtx")
-
-
-@pytest.fixture(scope="module")
-def tensorflow_python() -> Path:
-    found = tools.tensorflow_python()
-    if found is None:
-        pytest.skip("no environment with TensorFlow (make setup)")
-    return found
 
 
 def test_the_demo_names_the_rank_that_was_slowed(tensorflow_python: Path, tmp_path: Path):

@@ -224,6 +224,17 @@ def test_two_lucky_measurements_do_not_make_an_ordinary_node_slow():
     assert rates.uneven == ("receives",)
 
 
+def test_one_lucky_way_back_does_not_make_the_way_there_slow():
+    def rate(sender, receiver, burst):
+        return 0.8 if sender == 0 else (2.0 if burst == 2 else 0.9)
+
+    assert link_rates(links_of_agents(2, 4, rate), ["node0", "node1"]).slow == ()
+    (slow,) = link_rates(
+        links_of_agents(2, 4, lambda sender, *_: 0.1 if sender == 0 else 0.9), ["node0", "node1"]
+    ).slow
+    assert (slow.nodes, slow.direction) == (("node0", "node1"), "pair")
+
+
 def test_the_best_of_many_measurements_counts():
     # of four messages only one did not meet the training's traffic
     busy = {pair: gb_s / 100 for pair, gb_s in all_pairs(3).items()}
