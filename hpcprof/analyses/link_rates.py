@@ -229,7 +229,8 @@ def _worst_of_each(verdicts: Iterable[_Verdict]) -> tuple[SlowLink, ...]:
 
 
 def _slow_way(rows: pd.DataFrame) -> tuple[SlowLink, ...]:
-    pairs = rows.groupby([NODE, PEER], sort=True)[_GB_S].agg(["max", "median", "size"]).reset_index()
+    groups = rows.groupby([NODE, PEER], sort=True)[_GB_S]
+    pairs = groups.agg(["max", "median", "size"]).reset_index()
     if len(pairs) < 2 or pairs["size"].min() < MIN_MESSAGES:
         return ()
     slow, back = (pairs.iloc[i] for i in np.argsort(pairs["max"].to_numpy(), kind="stable"))
