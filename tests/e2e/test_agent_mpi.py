@@ -53,6 +53,15 @@ def bursts(paths: ArtifactPaths, task: int) -> int:
     return max((record["burst"] for record in found), default=-1)
 
 
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or only waits for its parent to ask how it ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] == "Z"
+
+
 def agent_pid(paths: ArtifactPaths, task: int) -> int:
     """Process that writes the records of a node."""
     return int(agents.of_kind(paths.node_clock(f"node{task}"), "agent")[0]["pid"])
@@ -104,7 +113,7 @@ def test_agents_use_udp_when_asked_to(tmp_path: Path):
 
 def test_an_agent_whose_mpi_part_dies_goes_on_with_samples(tmp_path: Path):
     paths = ArtifactPaths(tmp_path / "run")
-    with mpi_agents(paths.root, 2) as process:
+    with mpi_agents(paths.root, 2):
         agents.wait_until(lambda: bursts(paths, 1) >= 0, seconds=60)
         mpi_part = agent_pid(paths, 1)
         agent = parent_of(mpi_part)
@@ -112,9 +121,10 @@ def test_an_agent_whose_mpi_part_dies_goes_on_with_samples(tmp_path: Path):
         agents.wait_until(lambda: len(agents.of_kind(paths.node_clock("node1"), "agent")) == 2)
         before = len(agents.records(paths.node_samples("node1")))
         agents.wait_until(lambda: len(agents.records(paths.node_samples("node1"))) > before)
-        for pid in (parent_of(agent_pid(paths, 0)), agent):
+        started = (parent_of(agent_pid(paths, 0)), agent)
+        for pid in started:
             os.kill(pid, signal.SIGTERM)
-        process.wait(timeout=30)
+        agents.wait_until(lambda: all(has_ended(pid) for pid in started), seconds=30)
     clock = agent_files.read_exchanges(paths, "node1")
     assert (clock.reference, clock.ended) == ("node0", True)
     assert len(clock.exchanges) >= 5
@@ -134,15 +144,17 @@ def test_agents_talk_over_udp_where_mpi_makes_no_world_of_them(tmp_path: Path):
 
 def test_a_task_that_hangs_does_not_keep_the_others(tmp_path: Path):
     paths = ArtifactPaths(tmp_path / "run")
-    with mpi_agents(paths.root, 2) as process:
+    with mpi_agents(paths.root, 2):
         agents.wait_until(lambda: bursts(paths, 1) >= 0, seconds=60)
         stopped = agent_pid(paths, 0)
         os.kill(stopped, signal.SIGSTOP)
         agents.wait_until(
             lambda: bool(agents.of_kind(paths.node_clock("node1"), "note")), seconds=60
         )
-        for task in range(2):
-            os.kill(parent_of(agent_pid(paths, task)), signal.SIGTERM)
-        process.wait(timeout=30)  # mpirun complains that node0 took no leave: that is true
+        started = [parent_of(agent_pid(paths, task)) for task in range(2)]
+        for pid in started:
+            os.kill(pid, signal.SIGTERM)
+        # not mpirun, which may miss that node0 takes its leave
+        agents.wait_until(lambda: all(has_ended(pid) for pid in started), seconds=30)
     assert "node0" in agents.of_kind(paths.node_clock("node1"), "note")[0]["text"]
     assert len(agents.of_kind(paths.node_clock("node1"), "end")) == 1
