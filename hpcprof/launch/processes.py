@@ -176,10 +176,10 @@ def end(pids: Iterable[int], *, grace_seconds: float) -> None:
             send(pid, signal.SIGKILL)
 
 
-def say(text: str) -> None:
+def say(text: str, who: str = "launch") -> None:
     """One line on stderr; a closed stderr is no reason to fail."""
     try:
-        sys.stderr.write(f"hpcprof launch: {text}\n")
+        sys.stderr.write(f"hpcprof {who}: {text}\n")
         sys.stderr.flush()
     except (OSError, ValueError):
         pass

@@ -57,8 +57,8 @@ def ingest(paths: ArtifactPaths, store: TraceStore) -> Ingested:
     try:
         anchors = _read_anchors(paths, warnings)
         unaligned = TraceStore(work / "unaligned")
-        counts = _read_ranks(paths, anchors, unaligned)
-        agents = read_agents(paths, _last_spans(unaligned, anchors))
+        counts, trained_until_ns = _read_ranks(paths, anchors, unaligned)
+        agents = read_agents(paths, trained_until_ns)
         clocks = _fit(unaligned, shared_steps(counts.items()), anchors, agents)
         warnings += note_sentences((note.nodes, note.text) for note in agents.outcome.notes)
         warnings += [text for clock in clocks.values() for text in clock.warnings]
@@ -101,29 +101,25 @@ def _read_anchors(paths: ArtifactPaths, warnings: list[str]) -> dict[str, dict[i
 
 def _read_ranks(
     paths: ArtifactPaths, anchors: Mapping[str, Mapping[int, pd.DataFrame]], store: TraceStore
-) -> dict[int, Counts]:
-    """Fill ``store``; returns how many collectives each rank has in which step."""
+) -> tuple[dict[int, Counts], dict[str, int]]:
+    """Fill ``store``.
+
+    Returns how many collectives each rank has in which step, and when the last span of each node
+    ended (ns, on the node's clock; 0 without any).
+    """
     tools = readers.find_tools(_nsys_setting(paths))
     exports = store.path.parent / "exports"
     exports.mkdir(parents=True, exist_ok=True)
     counts = {}
-    for ranks in anchors.values():
+    ends = dict.fromkeys(anchors, 0)
+    for node, ranks in anchors.items():
         for rank in ranks:
             trace = readers.read_rank(paths, rank, exports, tools)
             store.write(trace)
             counts[rank] = step_counts(trace.spans)
-    return counts
-
-
-def _last_spans(
-    store: TraceStore, anchors: Mapping[str, Mapping[int, pd.DataFrame]]
-) -> dict[str, int]:
-    """When the last span of each node ended (ns, on the node's clock); 0 without any."""
-    ends = {}
-    for node, ranks in anchors.items():
-        spans = (store.read_spans(rank, [END_NS])[END_NS] for rank in ranks)
-        ends[node] = max((int(times.max()) for times in spans if len(times)), default=0)
-    return ends
+            if len(trace.spans):
+                ends[node] = max(ends[node], int(trace.spans[END_NS].max()))
+    return counts, ends
 
 
 def _fit(

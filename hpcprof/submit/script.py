@@ -46,7 +46,7 @@ def render_job_script(spec: JobSpec, site: Site, placement: Placement) -> str:
         profile_modules=site.modules.profile_load if is_profiled(spec) else (),
         activations=[text for text in (site.python.activate, spec.python.activate) if text],
         env={**site.env.set, **spec.env},
-        horovod_timeline=spec.profile.horovod_timeline and spec.strategy == "horovod",
+        horovod_timeline=spec.profile.horovod_timeline,
         run_json=_json_of_lines(record),
         srun_options=srun_options(spec, site),
         agent_options=agent_options(spec, site),

@@ -72,7 +72,8 @@ def test_every_burst_keeps_five_exchanges_and_one_reading_of_the_wall_clock(tmp_
 
 def test_links_lead_to_the_next_two_neighbours_first_and_then_to_others(tmp_path: Path):
     with Agents(tmp_path / "run", 4) as started:
-        started.wait_for_bursts(0)
+        # of burst 0 the exchanges come first: ended after them it would measure no links
+        started.wait_for_bursts(1)
         started.end()
     for task in range(4):
         links = started.links(task)

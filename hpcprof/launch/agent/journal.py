@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any, Mapping
 
 from hpcprof.artifacts import node_records
 from hpcprof.artifacts.paths import RUN_FOLDER_MODE, ArtifactPaths
+from hpcprof.launch import processes
 from hpcprof.launch.agent.record_file import RecordFile
 
 _MOST_NOTES = 100
@@ -60,8 +60,4 @@ class Journal:
 
 def say(text: str) -> None:
     """One line on stderr; a closed stderr is no reason to fail."""
-    try:
-        sys.stderr.write(f"hpcprof agent: {text}\n")
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        pass
+    processes.say(text, who="agent")
