@@ -36,6 +36,11 @@ def new_manifest(identity: dict[str, Any], argv: list[str]) -> dict[str, Any]:
         "state_reason": "",
         "cuda_visible_devices": None,
         "profiler": {"name": "none"},
+        "profiler_busy": [],  # [start_ns, end_ns, why], CLOCK_MONOTONIC: nsys starts, stops, writes
+        "gpus": None,  # [{"visible": 0, "uuid": "GPU-…", "name": …, "pci_bus": …}]; None: not read
+        "horovod_size": None,  # hvd.size() after the first step
+        "nvtx_version": None,  # of the training's package nvtx
+        "hangs": [],  # {"step": …, "seconds": …, "at": {"realtime_ns", "monotonic_ns"}}
         "warnings": [],
         "hpcprof_version": None,
     }

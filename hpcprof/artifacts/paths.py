@@ -116,6 +116,10 @@ class ArtifactPaths:
         """Our own span records."""
         return self.rank_folder(rank) / "spans.bin"
 
+    def stacks(self, rank: int) -> Path:
+        """What every thread of the training was doing when no step came for too long."""
+        return self.rank_folder(rank) / "stacks.txt"
+
     def nsys_stem(self, rank: int) -> Path:
         """What ``nsys profile -o`` is given; nsys adds its own ending."""
         return self.rank_folder(rank) / "rank"

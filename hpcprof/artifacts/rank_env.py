@@ -16,6 +16,13 @@ RANK = "HPCPROF_RANK"
 STATE_FOLDER = "HPCPROF_STATE_FOLDER"  # node-local: start token, exit code, annotate's last words
 RUN_DIR = "HPCPROF_RUN_DIR"  # set by the job script, read by launch
 NVTX = "HPCPROF_NVTX"  # "1" when somebody listens to NVTX ranges
+# steps to record and how recording is switched on: "20-59,cuda" (cuProfilerStart) or "20-59,host"
+# (a message to the launcher, see rank_state)
+WINDOW = "HPCPROF_WINDOW"
+HANG_AFTER = "HPCPROF_HANG_AFTER_S"  # seconds without a step; absent or 0: no watchdog
+WORLD_SIZE = "HPCPROF_WORLD_SIZE"  # ranks of the job step, absent when unknown
+# id of the process that trains: set by itself, so that the processes it starts stay silent
+OWNER = "HPCPROF_OWNER_PID"
 
 # set by hpcprof launch --ranks N for the ranks it starts; before Slurm's, because it may itself run
 # inside an allocation, where every rank would be Slurm's task 0. Not passed on to the application

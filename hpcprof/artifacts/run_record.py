@@ -16,6 +16,8 @@ LAUNCH_DEFAULTS: dict[str, Any] = {
     "nsys_trace": ["cuda", "nvtx", "mpi"],  # those the installed nsys knows are used
     "nsys_extra": [],
     "profile_ranks": "all",
+    "profile_steps": None,  # "20-59": only these steps are recorded; None: the whole run
+    "hang_after_s": 600,  # no step for so long: write the stacks down; 0: never
     "agent": "auto",  # the node agent of jobs: auto, or none
     "agent_interval_s": 30,  # between its measurements of clocks and links
     "data_dir": None,  # the data set: the agent measures how fast a node reads from there

@@ -35,6 +35,7 @@ KIND_STEP = 1  # one optimizer update
 KIND_PHASE = 2  # part of a step; the name is the phase
 KIND_BEACON = 3
 KIND_NAME = 4
+KIND_BUSY = 5  # the profiler starts, stops or writes; the name says which
 KIND_MASK = 0xFF
 
 # NVTX domain and message forms of our own marks and ranges
