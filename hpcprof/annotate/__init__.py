@@ -13,18 +13,6 @@ Standard library only. Nothing here ever raises into the training because of rec
 
 from __future__ import annotations
 
-from hpcprof.annotate.session import (
-    beacon,
-    close,
-    data,
-    is_active,
-    now_ns,
-    phase,
-    record_phase,
-    span,
-    step,
-)
-
 __all__ = [
     "beacon",
     "close",
@@ -36,3 +24,28 @@ __all__ = [
     "span",
     "step",
 ]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hpcprof.annotate.session import (
+        beacon,
+        close,
+        data,
+        is_active,
+        now_ns,
+        phase,
+        record_phase,
+        span,
+        step,
+    )
+
+
+def __getattr__(name: str) -> object:
+    """Load the calls at the first one: ``startup`` is imported in Pythons that never make one."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from hpcprof.annotate import session
+
+    for each in __all__:
+        globals()[each] = getattr(session, each)
+    return globals()[name]

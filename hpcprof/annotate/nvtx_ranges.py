@@ -52,3 +52,14 @@ def open_domain(note: Callable[[str], None]) -> NvtxDomain | None:
         note(f"our NVTX ranges are missing: package nvtx cannot be used ({error})")
         return None
     return domain
+
+
+def installed_version() -> str:
+    """Version of the training's package nvtx, "unknown" when it does not tell. Raises nothing."""
+    # imported late: it takes as long as all of annotate
+    from importlib import metadata
+
+    try:
+        return metadata.version("nvtx")
+    except Exception:  # vendored, or installed by hand
+        return "unknown"

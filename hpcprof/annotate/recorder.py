@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
 import threading
 from collections import deque
 from pathlib import Path
@@ -109,3 +110,14 @@ class SpanRecorder:
         """Write what is pending and close the file."""
         self.flush()
         self.abandon()
+
+
+def owner_of(path: Path) -> int | None:
+    """The process whose records these are, None when the file does not tell."""
+    try:
+        with open(path, "rb") as stream:
+            header = span_format.HEADER.unpack(stream.read(span_format.HEADER.size))
+    except (OSError, struct.error):
+        return None
+    magic, _, _, pid, _, _ = header
+    return int(pid) if magic == span_format.MAGIC else None

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import ContextManager, Iterable, Iterator, TypeVar
 
-from hpcprof.annotate.nvtx_ranges import NvtxDomain, open_domain
-from hpcprof.annotate.recorder import SpanRecorder
-from hpcprof.artifacts import node_time, rank_env, span_format
+from hpcprof.annotate import watchdog
+from hpcprof.annotate.horovod_size import look_at_horovod
+from hpcprof.annotate.notes import leave_message, leave_note
+from hpcprof.annotate.nvtx_ranges import NvtxDomain, installed_version, open_domain
+from hpcprof.annotate.recorder import SpanRecorder, owner_of
+from hpcprof.annotate.window import CaptureWindow, read_window
+from hpcprof.artifacts import node_time, rank_env, rank_state, span_format
 
 T = TypeVar("T")
 
@@ -50,6 +55,28 @@ class _Session:
         self.last_beacon_ns = 0
         self.beacon()
         self.recorder.flush()  # a rank killed during start-up still has its clock on record
+        self._first_step_to_come = True
+        self.window = self._wanted_window()
+        self._progress = watchdog.Progress(self.last_beacon_ns)
+        self._watchdog = watchdog.start()
+        if self._watchdog is not None:
+            self._watchdog.follow(self._progress)
+        if self.domain is not None:
+            leave_message(rank_state.NVTX_VERSION, installed_version())
+
+    def _wanted_window(self) -> CaptureWindow | None:
+        text = os.environ.get(rank_env.WINDOW)
+        if not text:
+            return None
+        try:
+            steps, mode = read_window(text)
+        except ValueError as error:
+            leave_note(f"no steps are recorded by the profiler: {rank_env.WINDOW}: {error}")
+            return None
+        return CaptureWindow(steps, mode, self.beacon, self._record_busy)
+
+    def _record_busy(self, name: str, start_ns: int, end_ns: int, number: int) -> None:
+        self.recorder.add(start_ns, end_ns, name, number, span_format.KIND_BUSY)
 
     def step_of_span(self) -> int:
         """A span outside a step (fetching the next batch) belongs to the step that follows."""
@@ -77,9 +104,28 @@ class _Session:
         self.recorder.add(start_ns, end_ns, "step", number, span_format.KIND_STEP)
         self.current_step = span_format.NO_STEP
         self.next_step = number + 1
+        progress = self._progress
+        progress.step = number
+        progress.end_ns = end_ns
+        if self.window is not None and self.window.step_ended(number):
+            self.window = None
+        if self._first_step_to_come:
+            self._first_step_to_come = False
+            look_at_horovod()
         if end_ns - self.last_beacon_ns > BEACON_INTERVAL_NS:
             self.beacon()
         self.recorder.flush()
+
+    def close(self) -> None:
+        """Write what is pending, and stop watching."""
+        try:
+            if self._watchdog is not None:
+                self._watchdog.stop()
+            if self.window is not None:
+                self.window.close(self.next_step - 1)
+            self.beacon()
+        finally:
+            self.recorder.close()
 
 
 class _Step:
@@ -92,6 +138,8 @@ class _Step:
 
     def __enter__(self) -> None:
         session = self._session
+        if session.window is not None and session.window.step_begins(self._number):
+            session.window = None
         session.current_step = self._number
         if session.domain is not None:
             session.domain.push(f"{span_format.NVTX_STEP_PREFIX}{self._number}")
@@ -147,24 +195,15 @@ _decided = False
 _opening = threading.Lock()
 
 
-def leave_note(text: str) -> None:
-    """Tell the launcher something for the manifest, through the node-local state folder."""
-    folder = os.environ.get(rank_env.STATE_FOLDER)
-    if not folder:
-        return
-    try:
-        with open(os.path.join(folder, "annotate-error"), "a", encoding="utf-8") as stream:
-            stream.write(text.replace("\n", " ") + "\n")
-    except OSError:
-        pass  # the note is a courtesy; the training comes first
+def _current(*, marks_steps: bool = False) -> _Session | None:
+    """The session, opened at the first call; None when the launcher did not ask for one.
 
-
-def _current() -> _Session | None:
-    """The session, opened at the first call; None when the launcher did not ask for one."""
+    ``marks_steps``: this call is one that a training makes, and a data worker does not.
+    """
     global _session, _decided
     with _opening:  # data-loading threads may call at the same time, and must not find it half open
         if not _decided:
-            _session = _open_session()
+            _session = _open_session(marks_steps=marks_steps)
             if _session is not None:
                 atexit.register(close)
                 os.register_at_fork(after_in_child=_forget)
@@ -172,25 +211,69 @@ def _current() -> _Session | None:
     return _session
 
 
-def _open_session() -> _Session | None:
+def _open_session(*, marks_steps: bool) -> _Session | None:
     folder = os.environ.get(rank_env.RANK_FOLDER)
     rank = os.environ.get(rank_env.RANK, "")
     if not folder or not rank.isdigit():
         return None
+    if not _may_record(marks_steps=marks_steps):
+        return None
+    os.environ[rank_env.OWNER] = str(os.getpid())  # the processes that this one starts stay silent
     nvtx = os.environ.get(rank_env.NVTX) == "1" or "NVTX_INJECTION64_PATH" in os.environ
     try:
         return _Session(Path(folder), int(rank), nvtx=nvtx)
     except FileExistsError:
-        return None  # another process of this rank (a data worker) owns the file: stay silent
+        _note_earlier_owner(Path(folder) / "spans.bin")
     except OSError as error:
         leave_note(f"spans were not recorded: {error.strerror} ({folder})")
-        return None
+    return None
+
+
+def _may_record(*, marks_steps: bool) -> bool:
+    """Whether this process is the training, and not one that the training started."""
+    owner = os.environ.get(rank_env.OWNER, "")
+    if owner.isdigit() and int(owner) != os.getpid() and _is_alive(int(owner)):
+        if marks_steps:
+            leave_note(
+                f"process {os.getpid()} marks steps and is not recorded: process {owner}, "
+                "which started it, is taken for the training (it loaded TensorFlow or marks steps)"
+            )
+        return False
+    # a worker may call before the training itself does; it must not take the file
+    return marks_steps or not _is_worker()
+
+
+def _is_worker() -> bool:
+    """Whether ``multiprocessing`` started this process, in whichever way."""
+    module = sys.modules.get("multiprocessing.process")
+    return module is not None and module.parent_process() is not None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # it is there, and somebody else's
+    return True
+
+
+def _note_earlier_owner(path: Path) -> None:
+    """Another process of the rank has the file: silence beside a living one, else a word."""
+    pid = owner_of(path)
+    if pid is not None and pid != os.getpid() and not _is_alive(pid):
+        leave_note(
+            f"process {os.getpid()} is not recorded: an earlier process of this rank ({pid}, "
+            f"ended) has its records in {path.name}"
+        )
 
 
 def _forget() -> None:
     """In a forked child: the file belongs to the parent, and a lock may be held by its threads."""
     global _session, _opening
     _opening = threading.Lock()
+    # _decided stays: the child is silent, and no call asks again
     if _session is not None:
         _session.recorder.abandon()
         _session = None
@@ -206,7 +289,7 @@ def step(number: int | None = None) -> ContextManager[object]:
 
     The batch fetched just before a step belongs to it.
     """
-    session = _session if _decided else _current()
+    session = _session if _decided else _current(marks_steps=True)
     return _OFF if session is None else _Step(session, number)
 
 
@@ -245,7 +328,7 @@ def record_phase(name: str, start_ns: int, end_ns: int, nbytes: int = 0) -> None
 def data(iterable: Iterable[T]) -> Iterator[T]:
     """Iterate over a data set and record each wait for the next element as phase ``input``."""
     iterator = iter(iterable)
-    if _current() is None:
+    if _current(marks_steps=True) is None:
         return iterator
     return _timed(iterator)
 
@@ -274,7 +357,4 @@ def close() -> None:
     global _session
     session, _session = _session, None
     if session is not None:
-        try:
-            session.beacon()
-        finally:
-            session.recorder.close()
+        session.close()

@@ -5,15 +5,15 @@ Nothing here is an artifact: all of it is gone when the rank has ended.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
 from typing import Mapping
 
 import hpcprof
+from hpcprof.artifacts import rank_state
 from hpcprof.artifacts.rank_env import RankEnv
-
-ANNOTATE_ERROR = "annotate-error"  # annotate's last words, one line of text
 
 # nsys writes the whole recording here before it moves it; below this it could not even start
 _MIN_FREE_BYTES = 128 * 2**20
@@ -80,21 +80,35 @@ def make_state_folder(scratch: Path, identity: RankEnv) -> Path:
 
 
 def link_package(state: Path) -> Path:
-    """A folder that holds this package and nothing else, for the application's PYTHONPATH.
+    """A folder with this package and our ``sitecustomize``, for the application's PYTHONPATH.
 
     Never the folder that the package lies in: the packages of the analysis environment, or the
     ``tests`` of a checkout, would take the place of the user's own. Raises OSError.
     """
+    package = Path(hpcprof.__file__).resolve().parent
     folder = state / "lib"
     folder.mkdir(mode=0o700)
-    os.symlink(Path(hpcprof.__file__).resolve().parent, folder / "hpcprof")
+    os.symlink(package, folder / "hpcprof")
+    # without it (disk full) scripts that call annotate are recorded all the same
+    with contextlib.suppress(OSError):
+        _copy_whole(package / "annotate" / "sitecustomize.py", folder)
     return folder
+
+
+def _copy_whole(source: Path, folder: Path) -> None:
+    """Copy, or leave nothing: every Python of the job reads it. Raises OSError.
+
+    A copy and no link, because those Pythons need not wait for the package's file system.
+    """
+    partial = folder / f"{source.name}.partial"
+    partial.write_bytes(source.read_bytes())
+    os.replace(partial, folder / source.name)
 
 
 def last_words(state: Path) -> list[str]:
     """What annotate could not write into the rank folder, as warnings."""
     try:
-        text = (state / ANNOTATE_ERROR).read_text(encoding="utf-8", errors="replace")
+        text = (state / rank_state.ANNOTATE_ERROR).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
     return [f"annotate: {line.strip()}" for line in text.splitlines() if line.strip()]
