@@ -2,117 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import re
 import signal
-import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.launched_rank import (
+    AGENT,
+    APPLICATION,
+    COMMAND_LINE,
+    ENDS_OF_APPLICATION,
+    HELPER,
+    JOB,
+    SESSION,
+    Rank,
+    application,
+    ranges,
+    wait_for_line,
+)
 from tests.setup import paths as tools_of_tests
 from tests.unit import launching
 
 pytestmark = pytest.mark.e2e
 
-# ranges in our domain for SECONDS, then exit code 7; writes down the signals it gets
-APPLICATION = """
-import os, signal, sys, time
-import nvtx
-marks, seconds = sys.argv[1], float(sys.argv[2])
-with open(marks, "a", buffering=1) as log:
-    log.write(f"start {os.getpid()}\\n")
-    for number in (signal.SIGUSR1, signal.SIGUSR2, *map(int, sys.argv[3:])):
-        signal.signal(number, lambda n, f: log.write(f"signal {n}\\n"))
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        with nvtx.annotate("step", domain="hpcprof"):
-            time.sleep(0.02)
-    log.write("end\\n")
-print("to stdout")
-print("to stderr", file=sys.stderr)
-sys.exit(7)
-"""
 
-
-@pytest.fixture(scope="module")
-def nsys() -> Path:
-    found = tools_of_tests.nsys()
-    if found is None or tools_of_tests.train_python() is None:
-        pytest.skip("nsys or the training environment is not set up (make test-tools)")
-    return found
-
-
-@pytest.fixture
-def scratch(tmp_path: Path) -> Iterator[Path]:
-    """A short path, as nsys makes sockets in it."""
-    folder = Path("/tmp") / f"hp{os.getpid()}-{abs(hash(tmp_path)) % 10**6}"
-    folder.mkdir()
-    yield folder
-    subprocess.run(["rm", "-rf", folder], check=True)
-
-
-def application(marks: Path, seconds: float, *signals: int) -> list[str]:
-    python = tools_of_tests.train_python()
-    return [str(python), "-c", APPLICATION, str(marks), str(seconds), *map(str, map(int, signals))]
-
-
-class Rank:
-    """A running launcher and the processes below it."""
-
-    def __init__(
-        self, nsys: Path, scratch: Path, run_dir: Path, command: list[str], patch: str = "pass"
-    ) -> None:
-        self.run_dir = run_dir
-        launching.write_run_json(run_dir, nsys_path=str(nsys))
-        argv = launching.argv(run_dir, command, "--profiler", "nsys", patch=patch)
-        self.environ = launching.environ(scratch)
-        self.launcher = subprocess.Popen(
-            argv, env=self.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        self._mark = f"HPCPROF_NSYS_ATTEMPT={scratch}/hpcprof-{os.getuid()}/77.1.3."
-
-    def nsys_pids(self) -> dict[int, str]:
-        """Processes of nsys and their command lines."""
-        found = {}
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError):
-                if self._mark.encode() in Path(f"/proc/{name}/environ").read_bytes():
-                    line = Path(f"/proc/{name}/cmdline").read_bytes()
-                    found[int(name)] = line.replace(b"\0", b" ").decode()
-        return found
-
-    def pid(self, part: str) -> int:
-        (pid,) = [pid for pid, line in self.nsys_pids().items() if re.search(part, line)]
-        return pid
-
-    def end(self) -> tuple[int, str, str]:
-        out, err = self.launcher.communicate(timeout=90)
-        assert self.nsys_pids() == {}, "something of nsys was left on the node"
-        return self.launcher.returncode, out, err
-
-
-AGENT, COMMAND_LINE, HELPER = "--start-agent", "^[^ ]*nsys profile", "^[^ ]*nsys-launcher"
-
-
-def ranges(nsys: Path, report: Path) -> int:
-    """Number of NVTX ranges named "step" in a report."""
-    export = [str(nsys), "export", "-t", "sqlite", "-o", str(report) + ".sqlite", str(report)]
-    subprocess.run(export, check=True, capture_output=True, timeout=120)
-    with contextlib.closing(sqlite3.connect(str(report) + ".sqlite")) as base:
-        query = "select count(*) from NVTX_EVENTS left join StringIds on textId = id "
-        query += "where eventType in (59, 60) and coalesce(text, value) = 'step'"
-        count: int = base.execute(query).fetchone()[0]
-    return count
-
-
-def wait_for_line(marks: Path, text: str) -> None:
-    launching.wait_until(lambda: marks.exists() and text in marks.read_text(), seconds=40)
+@pytest.fixture(autouse=True)
+def _training_environment(horovod_python: Path) -> Path:
+    """The applications use its nvtx."""
+    return horovod_python
 
 
 def test_the_report_is_written_and_the_exit_code_kept(
@@ -121,7 +42,7 @@ def test_the_report_is_written_and_the_exit_code_kept(
     marks = tmp_path / "marks"
     rank = Rank(nsys, scratch, tmp_path / "run", application(marks, 1.0))
 
-    assert rank.end() == (7, "to stdout\n", "to stderr\n")
+    assert rank.end() == ENDS_OF_APPLICATION
     written = launching.manifest(tmp_path / "run")
     report = tmp_path / "run/ranks/00003/rank.nsys-rep"
     assert (written["state"], written["exit_code"]) == ("OK", 7)
@@ -129,7 +50,7 @@ def test_the_report_is_written_and_the_exit_code_kept(
     assert written["profiler"]["returncode"] == 7
     assert marks.read_text() == f"start {written['pid']}\nend\n"
     assert 30 <= ranges(nsys, report) <= 50
-    assert list((scratch / f"hpcprof-{os.getuid()}").glob("77*")) == []
+    assert list((scratch / f"hpcprof-{os.getuid()}").glob(f"{JOB}.*")) == []
 
 
 @pytest.mark.parametrize(
@@ -207,7 +128,7 @@ def test_the_training_outlives_nsys(
     wait_for_line(marks, "start")
     os.kill(rank.pid(victim), signum)
 
-    assert rank.end() == (7, "to stdout\n", "to stderr\n")
+    assert rank.end() == ENDS_OF_APPLICATION
     assert marks.read_text().splitlines()[1:] == ["end"]
     written = launching.manifest(tmp_path / "run")
     assert (written["exit_code"], written["profiler"]["returncode"]) == (7, returncode)
@@ -255,9 +176,9 @@ def test_a_session_of_the_same_name_does_not_stop_the_training(
     shared = scratch / f"hpcprof-{os.getuid()}"
     shared.mkdir(mode=0o700)
     blocker = [str(nsys), "profile", "--trace=nvtx", "--sample=none", "--cpuctxsw=none"]
-    blocker += ["--session-new=hpcprof-77-1-3", "-o", str(tmp_path / "blocker"), "sleep", "12"]
+    blocker += [f"--session-new={SESSION}", "-o", str(tmp_path / "blocker"), "sleep", "12"]
     with subprocess.Popen(blocker, env={**os.environ, "TMPDIR": str(shared)}) as other:
-        launching.wait_until(lambda: "hpcprof-77-1-3" in sessions(nsys, shared))
+        launching.wait_until(lambda: SESSION in sessions(nsys, shared))
         marks = tmp_path / "marks"
         rank = Rank(nsys, scratch, tmp_path / "run", application(marks, 0.5))
         assert rank.end()[0] == 7
@@ -265,7 +186,7 @@ def test_a_session_of_the_same_name_does_not_stop_the_training(
         other.terminate()
     assert marks.read_text().count("start") == 1
     written = launching.manifest(tmp_path / "run")
-    assert (written["state"], written["profiler"]["session"]) == ("OK", "hpcprof-77-1-3-2")
+    assert (written["state"], written["profiler"]["session"]) == ("OK", f"{SESSION}-2")
 
 
 def sessions(nsys: Path, tmpdir: Path) -> str:
