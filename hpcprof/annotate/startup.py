@@ -34,6 +34,7 @@ def begin() -> None:
         return
     if not any(isinstance(finder, _FirstImport) for finder in sys.meta_path):
         sys.meta_path.insert(0, _FirstImport())
+        os.register_at_fork(after_in_child=_stop_looking)
 
 
 def command_line() -> list[str]:
@@ -74,12 +75,17 @@ class _FirstImport:
         caller = sys._getframe(2).f_code.co_name
         if not caller.startswith("_find_and_load"):
             return
-        # a new list: the import goes on iterating over the old one, and must skip none of it
-        sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+        _stop_looking()
         try:  # noqa: SIM105 (contextlib would have to be loaded)
             _become_the_training()
         except Exception:
             pass  # the training comes first, whatever it was
+
+
+def _stop_looking() -> None:
+    """Also in a forked child, where the parent is the training."""
+    # a new list: an import may be iterating over the old one, and must skip none of it
+    sys.meta_path = [finder for finder in sys.meta_path if not isinstance(finder, _FirstImport)]
 
 
 def _become_the_training() -> None:

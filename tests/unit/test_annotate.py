@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import os
+import multiprocessing
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-import hpcprof
-from hpcprof.artifacts import rank_env
+from hpcprof.artifacts import rank_env, rank_state
 from hpcprof.readers.spans_reader import read_span_file
 from hpcprof.trace import columns as c
+from tests.unit import annotated
+from tests.unit.annotated import run
 
 pytestmark = pytest.mark.unit
-
-PREAMBLE = "from hpcprof import annotate\nimport os, sys, time\n"
-
-
-def run(code: str, folder: Path | None, state: Path | None = None, **options):
-    """Run a training script in a process of its own, as the launcher would."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith("HPCPROF_")}
-    env["PYTHONPATH"] = os.path.dirname(os.path.dirname(hpcprof.__file__))
-    if folder is not None:
-        env.update({rank_env.RANK_FOLDER: str(folder), rank_env.RANK: "3"})
-    if state is not None:
-        env[rank_env.STATE_FOLDER] = str(state)
-    return subprocess.run(
-        [sys.executable, "-c", PREAMBLE + code],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        **options,
-    )
-
 
 TWO_STEPS = """
 for batch in annotate.data(["a", "b"]):
@@ -66,8 +44,8 @@ def test_steps_phases_and_input_are_recorded_with_their_step(tmp_path):
 
 
 def test_nothing_is_written_and_data_is_untouched_without_the_launcher(tmp_path):
-    code = TWO_STEPS + "print(annotate.is_active(), list(annotate.data([1, 2])))"
-    done = run(code, None, cwd=tmp_path)
+    code = f"os.chdir({str(tmp_path)!r})\n{TWO_STEPS}"
+    done = run(code + "print(annotate.is_active(), list(annotate.data([1, 2])))", None)
     assert (done.stdout.strip(), done.stderr) == ("False [1, 2]", "")
     assert list(tmp_path.iterdir()) == []
 
@@ -103,12 +81,175 @@ with annotate.step():
     assert records.warnings == ()
 
 
-def test_a_second_process_of_the_rank_stays_silent(tmp_path):
-    run("with annotate.step(): pass", tmp_path)
+def test_a_second_training_of_the_rank_is_not_recorded_and_says_so(tmp_path):
+    state = tmp_path / "state"
+    run("with annotate.step(): pass", tmp_path, state)
+    first = annotated.header_pid(tmp_path)
     before = (tmp_path / "spans.bin").read_bytes()
-    done = run("with annotate.step(5): print(annotate.is_active())", tmp_path)
-    assert done.stdout.strip() == "False"
+    done = run("with annotate.step(5): print(annotate.is_active(), os.getpid())", tmp_path, state)
+    active, second = done.stdout.split()
+    assert active == "False"
     assert (tmp_path / "spans.bin").read_bytes() == before
+    assert annotated.notes(state) == [
+        f"process {second} is not recorded: an earlier process of this rank ({first}, ended) "
+        "has its records in spans.bin"
+    ]
+
+
+START_ANOTHER = """
+import subprocess
+with annotate.step():
+    subprocess.run([sys.executable, "-c", os.environ["CHILD"]], check=True)
+"""
+
+
+def test_what_the_training_starts_stays_silent(tmp_path):
+    state = tmp_path / "state"
+    child = (
+        "from hpcprof import annotate\nwith annotate.phase('input'): print(annotate.is_active())"
+    )
+    done = run(START_ANOTHER, tmp_path, state, CHILD=child)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+    assert [each.name for each in annotated.records(tmp_path)] == ["beacon", "step", "beacon"]
+    assert annotated.notes(state) == []
+
+
+def test_steps_marked_beside_the_training_are_not_lost_in_silence(tmp_path):
+    state = tmp_path / "state"
+    child = "from hpcprof import annotate\nimport os\nwith annotate.step(): print(os.getpid())"
+    done = run(START_ANOTHER, tmp_path, state, CHILD=child)
+    assert annotated.notes(state) == [
+        f"process {done.stdout.strip()} marks steps and is not recorded: process "
+        f"{annotated.header_pid(tmp_path)}, which started it, is taken for the training "
+        "(it loaded TensorFlow or marks steps)"
+    ]
+    assert list(annotated.steps(tmp_path)) == [0]
+
+
+def test_the_process_that_a_wrapper_starts_is_recorded(tmp_path):
+    """An owner that has ended, or that is the process itself after an exec, keeps nobody out."""
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], stdout=-1)
+    run("with annotate.step(): pass", tmp_path, **{rank_env.OWNER: gone.stdout.decode().strip()})
+    assert list(annotated.steps(tmp_path)) == [0]
+
+
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+def test_a_worker_that_calls_first_does_not_take_the_file(tmp_path, method):
+    script = tmp_path / "train.py"
+    script.write_text(f"""
+import multiprocessing, os
+from hpcprof import annotate
+
+def load(number):
+    with annotate.phase("input"):
+        pass
+    with annotate.step(number):
+        return annotate.is_active()
+
+if __name__ == "__main__":
+    with multiprocessing.get_context({method!r}).Pool(2) as pool:
+        print(pool.map(load, [100, 101]))
+        with annotate.step(7):
+            print(pool.map(load, [102, 103]))
+    print(os.getpid())
+""")
+    state = tmp_path / "state"
+    done = subprocess.run(
+        [sys.executable, script],
+        env=annotated.environ(tmp_path, state),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    *seen, pid = done.stdout.splitlines()
+    assert seen == ["[False, False]"] * 2
+    assert annotated.header_pid(tmp_path) == int(pid)
+    assert [each.name for each in annotated.records(tmp_path)] == ["beacon", "step", "beacon"]
+    assert annotated.notes(state) == []
+
+
+def test_a_training_in_a_process_of_its_own_is_recorded(tmp_path):
+    """Done to give GPU memory back: the script only starts and waits."""
+    code = """
+import multiprocessing
+def train():
+    with annotate.step():
+        print(os.getpid(), flush=True)
+training = multiprocessing.get_context("fork").Process(target=train)
+training.start()
+training.join()
+"""
+    done = run(code, tmp_path)
+    assert annotated.header_pid(tmp_path) == int(done.stdout)
+    assert list(annotated.steps(tmp_path)) == [0]
+
+
+FAKE_HOROVOD = """
+def size():
+    if {size} is None:
+        raise ValueError("Horovod has not been initialized; use hvd.init().")
+    return {size}
+"""
+
+
+@pytest.mark.parametrize("size", [4, 1, 2, None])
+def test_horovod_that_sees_fewer_ranks_than_the_step_has_is_told(tmp_path, size):
+    state = tmp_path / "state"
+    code = f"""
+import types
+for name in ("horovod", "horovod.tensorflow", "horovod.tensorflow.keras"):
+    sys.modules[name] = types.ModuleType(name)
+exec({FAKE_HOROVOD.format(size=size)!r}, vars(sys.modules["horovod.tensorflow.keras"]))
+exec({FAKE_HOROVOD.format(size=size)!r}, vars(sys.modules["horovod.tensorflow"]))
+for _ in range(3):
+    with annotate.step():
+        pass
+"""
+    done = run(code, tmp_path, state, **{rank_env.WORLD_SIZE: "4"})
+    advice = "MPI and srun do not fit together; try srun --mpi=pmix\n"
+    alone = "the ranks train alone, each on its own model. "
+    said = {
+        1: f"hpcprof: rank 3: Horovod sees 1 rank(s), the job step has 4: {alone}{advice}",
+        2: f"hpcprof: rank 3: Horovod sees 2 rank(s), the job step has 4: {advice}",
+    }
+    assert done.stderr == said.get(size, "")
+    assert rank_state.find(state, rank_state.HOROVOD_SIZE) == (str(size) if size else None)
+
+
+def test_a_module_that_is_no_horovod_is_no_error(tmp_path):
+    code = "import types\nsys.modules['horovod.keras'] = types.ModuleType('x')\n" + TWO_STEPS
+    done = run(code, tmp_path, tmp_path / "state", **{rank_env.WORLD_SIZE: "4"})
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+FAKE_NVTX = """
+class annotate:
+    def __init__(self, message, domain):
+        pass
+    def __enter__(self):
+        pass
+    def __exit__(self, *exception):
+        pass
+def mark(message, domain):
+    pass
+"""
+
+
+def test_the_version_of_the_trainings_nvtx_is_told(tmp_path):
+    """Package nvtx from 0.2.12 on and nsys 2022 do not understand each other."""
+    packages = tmp_path / "packages"
+    (packages / "nvtx-0.2.11.dist-info").mkdir(parents=True)
+    (packages / "nvtx-0.2.11.dist-info" / "METADATA").write_text("Name: nvtx\nVersion: 0.2.11\n")
+    (packages / "nvtx.py").write_text(FAKE_NVTX)
+    state = tmp_path / "state"
+    path = annotated.environ(None)["PYTHONPATH"]
+    env = {"PYTHONPATH": f"{packages}:{path}"}
+    assert run(TWO_STEPS, tmp_path, state, **env).stderr == ""
+    assert rank_state.find(state, rank_state.NVTX_VERSION) is None  # nobody listens
+    (tmp_path / "spans.bin").unlink()
+    assert run(TWO_STEPS, tmp_path, state, **{rank_env.NVTX: "1"}, **env).stderr == ""
+    assert rank_state.find(state, rank_state.NVTX_VERSION) == "0.2.11"
 
 
 def test_an_unwritable_folder_is_noted_and_the_training_goes_on(tmp_path):
