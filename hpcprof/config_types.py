@@ -14,11 +14,10 @@ from pydantic import AfterValidator
 SCHEMA = 1
 
 _ENV_NAME_RE = re.compile(r"\A[A-Za-z_][A-Za-z0-9_]*\Z")
-# bash refuses to assign these, or the job script sets them itself
-_ENV_NAMES_TAKEN = (
-    *("BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"),
-    *("HPCPROF_HOSTS", "HPCPROF_PYTHON", "HPCPROF_RUN_DIR"),
-)
+# bash refuses to assign these
+_ENV_NAMES_TAKEN = ("BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID")
+_OUR_PREFIX = "HPCPROF_"
+_MOUNT_RE = re.compile(r"\A/[^,:]*(:/[^,:]*(:[A-Za-z+]+)?)?\Z")
 # Slurm's spellings: days-hours[:minutes[:seconds]], hours:minutes:seconds, minutes[:seconds]
 _TIME_RE = re.compile(
     r"\A(?:(?P<days>\d+)-(?P<hours_1>\d+)(?::(?P<minutes_1>\d+)(?::(?P<seconds_1>\d+))?)?"
@@ -66,7 +65,15 @@ def _env_name(value: str) -> str:
     if not _ENV_NAME_RE.match(value):
         raise ValueError("is not a name that a shell can export (letters, digits, _)")
     if value in _ENV_NAMES_TAKEN:
-        raise ValueError("is set by bash or by the job script itself")
+        raise ValueError("is set by bash itself")
+    if value.startswith(_OUR_PREFIX):
+        raise ValueError(f"is hpcprof's own: it sets what begins with {_OUR_PREFIX} by itself")
+    return value
+
+
+def _mount(value: str) -> str:
+    if not _MOUNT_RE.match(value):
+        raise ValueError("is not a mount; write /data, /data:/inside or /data:/inside:ro, each one")
     return value
 
 
@@ -80,5 +87,6 @@ Text = Annotated[str, AfterValidator(_text)]
 Line = Annotated[str, AfterValidator(_line)]
 Lines = tuple[Line, ...]
 EnvName = Annotated[str, AfterValidator(_env_name)]
+Mounts = tuple[Annotated[Line, AfterValidator(_mount)], ...]
 TimeLimit = Annotated[str, AfterValidator(_time)]
 SchemaVersion = Annotated[int, AfterValidator(_schema)]

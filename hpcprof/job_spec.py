@@ -20,8 +20,18 @@ from pydantic import (
     field_validator,
 )
 
+from hpcprof.artifacts.step_range import StepRange
 from hpcprof.config_file import ConfigModel, read_config_file, validate
-from hpcprof.config_types import SCHEMA, EnvName, Line, Lines, SchemaVersion, Text, TimeLimit
+from hpcprof.config_types import (
+    SCHEMA,
+    EnvName,
+    Line,
+    Lines,
+    Mounts,
+    SchemaVersion,
+    Text,
+    TimeLimit,
+)
 
 Strategy = Literal["horovod", "multiworker"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
@@ -30,6 +40,9 @@ STRATEGIES: tuple[str, ...] = get_args(Strategy)
 _NAME_RE = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _MEM_RE = re.compile(r"\A[0-9]+[KMGTkmgt]?\Z")
 _RANKS_RE = re.compile(r"\A(all|(local)?[0-9]+|[0-9]+-[0-9]+|node:[A-Za-z0-9._-]+)\Z")
+# Slurm keeps time for --signal to 60 s only (man sbatch), and nsys has to write what it holds
+_MIN_FLUSH_S = 120
+_MAX_FLUSH_S = 65535  # sbatch's own limit
 # what only a shell would understand in a word of a command
 _SHELL_SYNTAX_RE = re.compile(r"\A(\|\|?|&&?|[0-9]?>>?(&[0-9])?|<)\Z|;\Z|\$[A-Za-z_{(]|`")
 
@@ -49,6 +62,27 @@ def _mem(value: str) -> str:
 def _ranks(value: str) -> str:
     if not all(_RANKS_RE.match(part) for part in value.split(",")):
         raise ValueError("choose ranks by all, 0, 0-3, local0 or node:NAME, with commas between")
+    return value
+
+
+def _steps(value: str) -> str:
+    return str(StepRange.from_text(value))
+
+
+def _flush(value: int) -> int:
+    if value and value < _MIN_FLUSH_S:
+        raise ValueError(
+            "is too short: Slurm sends its signal to a minute only, and nsys then writes what it "
+            f"has recorded. Give {_MIN_FLUSH_S} or more, or 0 to leave the flush out"
+        )
+    if value > _MAX_FLUSH_S:
+        raise ValueError(f"is more than sbatch --signal takes ({_MAX_FLUSH_S})")
+    return value
+
+
+def _image(value: str) -> str:
+    if value.startswith("-"):
+        raise ValueError("is an option, not an image; options belong into container.extra")
     return value
 
 
@@ -72,12 +106,18 @@ def _words(value: Any) -> Any:
 JobName = Annotated[str, AfterValidator(_name)]
 Memory = Annotated[str, AfterValidator(_mem)]
 RankSelection = Annotated[str, AfterValidator(_ranks)]
+Steps = Annotated[Line, AfterValidator(_steps)]
+FlushSeconds = Annotated[NonNegativeInt, AfterValidator(_flush)]
+Image = Annotated[Line, AfterValidator(_image)]
 Command = Annotated[tuple[Text, ...], BeforeValidator(_words), Field(min_length=1)]
 
 
 class ProfileSpec(ConfigModel):
     """How the ranks are watched. ``trace`` None means the site's list.
 
+    ``steps``: "20-59", both included and counted from 0; None records the whole run.
+    ``hang_after_s``: no step for so long, and the stacks are written down; 0: never.
+    ``flush_s``: the recordings are ended so long before the time limit; 0: they are not.
     ``agent``: one more task per node that reads clocks and counters beside the training,
     the clocks and the network every ``agent_interval_s`` seconds.
     ``horovod_timeline``: Horovod's own timeline too, which makes it wait for the GPU.
@@ -87,6 +127,9 @@ class ProfileSpec(ConfigModel):
     trace: Lines | None = None
     ranks: RankSelection = "all"
     extra: Lines = ()
+    steps: Steps | None = None
+    hang_after_s: NonNegativeInt = 600
+    flush_s: FlushSeconds = 240
     agent: Literal["auto", "none"] = "auto"
     agent_interval_s: PositiveInt = 30
     horovod_timeline: bool = False
@@ -101,6 +144,21 @@ class PythonSpec(ConfigModel):
 
     activate: Text | None = None
     interpreter: Line | None = None
+
+
+class ContainerSpec(ConfigModel):
+    """What the training runs in.
+
+    ``mounts``: HOST, HOST:INSIDE or HOST:INSIDE:FLAGS. ``extra``: more options, of apptainer exec
+    or, with Pyxis, of srun. ``python`` is the image's, 3.8 or newer; Pyxis alone needs it, to run
+    hpcprof launch inside.
+    """
+
+    runtime: Literal["apptainer", "singularity", "pyxis"]
+    image: Image
+    mounts: Mounts = ()
+    python: Line = "python3"
+    extra: Lines = ()
 
 
 class JobSpec(ConfigModel):
@@ -124,6 +182,7 @@ class JobSpec(ConfigModel):
     output_dir: Line | None = None
     data_dir: Line | None = None
     python: PythonSpec = PythonSpec()
+    container: ContainerSpec | None = None
     profile: ProfileSpec = ProfileSpec()
     sbatch_extra: Lines = ()
     srun_extra: Lines = ()

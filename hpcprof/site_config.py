@@ -14,7 +14,16 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, PositiveInt
 
 from hpcprof.config_file import ConfigFile, ConfigModel, read_config_file, validate
-from hpcprof.config_types import SCHEMA, EnvName, Line, Lines, SchemaVersion, Text, TimeLimit
+from hpcprof.config_types import (
+    SCHEMA,
+    EnvName,
+    Line,
+    Lines,
+    Mounts,
+    SchemaVersion,
+    Text,
+    TimeLimit,
+)
 from hpcprof.errors import InputError, UsageError
 from hpcprof.resources import data_folder
 
@@ -98,6 +107,12 @@ class NsysConfig(ConfigModel):
     importer: Line | None = None
 
 
+class ContainerConfig(ConfigModel):
+    """Mounts of every container here, for example scratch, or the folder of nsys for Pyxis."""
+
+    mounts: Mounts = ()
+
+
 class OverlayConfig(ConfigModel):
     """Options added only when a profiler may run."""
 
@@ -132,6 +147,7 @@ class Site(ConfigModel):
     env: EnvConfig = EnvConfig()
     python: PythonConfig = PythonConfig()
     nsys: NsysConfig = NsysConfig()
+    container: ContainerConfig = ContainerConfig()
     profile_overlay: OverlayConfig = OverlayConfig()
     output: OutputConfig = OutputConfig()
     collect: CollectConfig = CollectConfig()

@@ -1,8 +1,8 @@
-"""Checks the options that users and sites add by hand to sbatch, srun and nsys.
+"""Checks the options that users and sites add by hand to sbatch, srun and container runtimes.
 
 One entry is one word that starts with "-", so that an entry can never become the program srun
 starts. Options that would contradict the job spec, or kill the profiler, are refused with the
-reason.
+reason. Those of nsys: ``nsys_extras``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ _SIGNAL = (
     "the signal would go to every process of the training; it ends nsys, and the report is lost. "
     "Only --signal=B:NAME@SECONDS, which signals the batch shell alone, is safe"
 )
+_CONTAINER = (
+    "hpcprof could not be found inside, and the training would not start. Use container: in the "
+    "job spec"
+)
 _SBATCH_OWNED = {
     "--job-name -J": "use name: in the job spec, the run folder is called after it",
     "--nodes -N": "use nodes: in the job spec",
@@ -29,6 +33,7 @@ _SBATCH_OWNED = {
     "--partition -p": "use partition: in the job spec",
     "--output -o": "hpcprof submit says where the log is",
     "--error -e": "hpcprof submit says where the log is",
+    "--container*": _CONTAINER,
 }
 _SRUN_OWNED = {
     "--nodes -N": "use nodes: in the job spec",
@@ -38,16 +43,13 @@ _SRUN_OWNED = {
     "--export": "use env: in the job spec; without the job's variables no rank is recorded",
     "--multi-prog": "every rank must run the same command for its recording to start",
     "--signal": _SIGNAL,
+    "--time -t": "use time: in the job spec; at a limit of srun's own the report is lost",
+    "--container*": _CONTAINER,
 }
-_NSYS_OWNED = {
-    "--trace -t": "use trace: under profile: in the job spec",
-    "--output -o": "hpcprof names the report of each rank",
-    "--force-overwrite -f": "two ranks with one name would overwrite each other's report",
-    "--session-new --session": "hpcprof names the session; with equal ones no training starts",
-    "--duration -d": "nsys ends, or ends the training, when the time is over",
-    "--delay -y": "every rank would start recording at another step",
-    "--kill": "nsys could end while the training still runs, and Slurm then kills the training",
-    "--capture-range-end": "its other values end the training when the recording ends",
+_CONTAINER_OWNED = {
+    "--container-image": "use image: under container: in the job spec",
+    "--container-mounts": "use mounts: under container: in the job spec",
+    "--container-workdir": "use workdir: in the job spec",
 }
 
 
@@ -55,24 +57,30 @@ def check_sbatch(options: Iterable[str], field: str) -> None:
     """Raise UsageError that names ``field`` for an option that must not be in a job script."""
     for option in options:
         _check_word(option, field)
-        name, _, value = option.partition("=")
+        _, _, value = option.partition("=")
         to_batch_shell = value.partition(":")[0].upper() in ("B", "BR", "RB") and ":" in value
-        if _is_option(name, "--signal") and not to_batch_shell:
+        if has_signal([option]) and not to_batch_shell:
             raise UsageError(f"{field}: {option}: {_SIGNAL}.")
-        _check_owned(option, field, _SBATCH_OWNED)
+        check_owned(option, field, _SBATCH_OWNED)
+
+
+def has_signal(options: Iterable[str]) -> bool:
+    """Whether one of these options of sbatch asks for a signal before the time limit."""
+    return any(is_option(option.partition("=")[0], "--signal") for option in options)
 
 
 def check_srun(options: Iterable[str], field: str) -> None:
     """Raise UsageError that names ``field`` for an option that must not be given to srun."""
     for option in options:
         _check_word(option, field)
-        _check_owned(option, field, _SRUN_OWNED)
+        check_owned(option, field, _SRUN_OWNED)
 
 
-def check_nsys(options: Iterable[str], field: str) -> None:
-    """Raise UsageError that names ``field`` for an option that breaks profiling every rank."""
+def check_container(options: Iterable[str], field: str) -> None:
+    """Raise UsageError that names ``field`` for an option that would hide hpcprof or the image."""
     for option in options:
-        _check_owned(option, field, _NSYS_OWNED)
+        _check_word(option, field)
+        check_owned(option, field, _CONTAINER_OWNED)
 
 
 def directive(option: str) -> str:
@@ -96,15 +104,21 @@ def _check_word(option: str, field: str) -> None:
         raise UsageError(f"{field}: {option!r} holds a space; write it as --name=value.")
 
 
-def _check_owned(option: str, field: str, owned: Mapping[str, str]) -> None:
+def check_owned(option: str, field: str, owned: Mapping[str, str]) -> None:
+    """Raise UsageError when ``option`` is one of ``owned``: spellings to the reason."""
     name = option.partition("=")[0]
     for spellings, reason in owned.items():
-        if any(_is_option(name, known) for known in spellings.split()):
+        if any(is_option(name, known) for known in spellings.split()):
             raise UsageError(f"{field}: {option} cannot be given here: {reason}.")
 
 
-def _is_option(name: str, known: str) -> bool:
-    """Whether the command would take ``name`` for ``known``: ``-N4`` is -N, ``--sig`` --signal."""
+def is_option(name: str, known: str) -> bool:
+    """Whether the command would take ``name`` for ``known``: ``-N4`` is -N, ``--sig`` --signal.
+
+    ``known`` may stand for all that begin alike: ``--container*``.
+    """
+    if known.endswith("*"):
+        return name.startswith(known[:-1])
     if known.startswith("--"):
         return name.startswith("--") and len(name) > 2 and known.startswith(name)
     return name[:2] == known

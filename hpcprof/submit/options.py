@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from hpcprof.artifacts.run_record import new_run_record
+from hpcprof.config_types import time_limit_s
 from hpcprof.errors import UsageError
 from hpcprof.job_spec import JobSpec
 from hpcprof.site_config import Site
-from hpcprof.submit.extras import check_nsys, check_sbatch, check_srun
+from hpcprof.submit.containers import SCRATCH_INSIDE
+from hpcprof.submit.extras import check_sbatch, check_srun, directive, has_signal
+from hpcprof.submit.nsys_extras import check_nsys
 
 
 def job_directives(spec: JobSpec, site: Site) -> list[str]:
@@ -27,6 +30,7 @@ def job_directives(spec: JobSpec, site: Site) -> list[str]:
         f"--cpus-per-task={spec.cpus_per_task}",
         *([f"--gres=gpu:{spec.gpus_per_node}"] if spec.gpus_per_node else []),
         f"--time={spec.time}",
+        *_signal(spec, site),
         *([f"--mem={spec.mem}"] if spec.mem else []),
         *_account(spec, site),
         *_partition(spec.partition or site.slurm.default_partition),
@@ -71,12 +75,36 @@ def agent_options(spec: JobSpec, site: Site) -> list[str]:
     """Options of the srun that starts the node agent beside the ranks; [] when none is wanted."""
     if spec.profile.agent == "none":
         return []
+    mpi = site.slurm.srun.mpi
+    return [*_beside_training(spec, "hpcprof-agent"), *([f"--mpi={mpi}"] if mpi else [])]
+
+
+def flush_options(spec: JobSpec) -> list[str]:
+    """Options of the srun that ends the recordings before the time limit; [] when none is wanted.
+
+    ``--mpi=none``: it takes part in no MPI, and must not wait for any.
+    """
+    return [*_beside_training(spec, "hpcprof-flush"), "--mpi=none"] if flush_s(spec) else []
+
+
+def flush_s(spec: JobSpec) -> int:
+    """Seconds before the time limit at which the recordings are ended, 0 for never.
+
+    At most half of the limit: short jobs are to be recorded, too.
+    """
+    if not is_profiled(spec):
+        return 0
+    return min(spec.profile.flush_s, time_limit_s(directive(spec.time)) // 2)
+
+
+def _beside_training(spec: JobSpec, name: str) -> list[str]:
+    """Options of an srun that starts one task per node while the training runs."""
     return [
         "--export=ALL",
         # shares what the training has, takes nothing from it
         "--overlap",
         "--gres=none",
-        # all three, or SLURM_NTASKS wins and the agent gets one task for each rank
+        # all three, or SLURM_NTASKS wins and there is one task for each rank
         f"--nodes={spec.nodes}",
         f"--ntasks={spec.nodes}",
         "--ntasks-per-node=1",
@@ -85,11 +113,10 @@ def agent_options(spec: JobSpec, site: Site) -> list[str]:
         "--mem=0",
         # not on the core of the first rank: wherever there is room
         "--cpu-bind=none",
-        # an agent that fails is no reason to end the others
+        # a task that fails is no reason to end the others
         "--kill-on-bad-exit=0",
         "--wait=0",
-        "--job-name=hpcprof-agent",
-        *([f"--mpi={site.slurm.srun.mpi}"] if site.slurm.srun.mpi else []),
+        f"--job-name={name}",
     ]
 
 
@@ -102,8 +129,9 @@ def run_record(
     spec: JobSpec, site: Site, versions: dict[str, str], data_dir: Path | None
 ) -> dict[str, Any]:
     """What the job writes into ``run.json``. Raises UsageError for a harmful nsys option."""
-    check_nsys(site.nsys.extra, f"nsys.extra of site {site.name}")
-    check_nsys(spec.profile.extra, "profile.extra of the job spec")
+    steps = spec.profile.steps
+    check_nsys(site.nsys.extra, f"nsys.extra of site {site.name}", steps=steps)
+    check_nsys(spec.profile.extra, "profile.extra of the job spec", steps=steps)
     record = new_run_record(name=spec.name, strategy=spec.strategy, world_size=spec.world_size)
     record["spec"] = spec.model_dump(mode="json", by_alias=True)
     record["site"] = site.model_dump(mode="json", by_alias=True)
@@ -114,11 +142,24 @@ def run_record(
         nsys_trace=list(site.nsys.trace if spec.profile.trace is None else spec.profile.trace),
         nsys_extra=[*site.nsys.extra, *spec.profile.extra],
         profile_ranks=spec.profile.ranks,
+        profile_steps=steps,
+        hang_after_s=spec.profile.hang_after_s,
         agent=spec.profile.agent,
         agent_interval_s=spec.profile.agent_interval_s,
         data_dir=None if data_dir is None else str(data_dir),
     )
+    if spec.container is not None and spec.container.runtime == "pyxis":
+        # the one folder that launch, inside, and flush, outside, both see under its name
+        record["launch"]["scratch"] = SCRATCH_INSIDE
     return record
+
+
+def _signal(spec: JobSpec, site: Site) -> list[str]:
+    """To the batch shell alone: sent to the steps, it would end nsys before its report is there."""
+    overlay = site.profile_overlay.sbatch if is_profiled(spec) else ()
+    if not flush_s(spec) or has_signal([*site.slurm.sbatch_extra, *overlay, *spec.sbatch_extra]):
+        return []
+    return [f"--signal=B:USR1@{flush_s(spec)}"]
 
 
 def _site_sbatch_extra(spec: JobSpec, site: Site) -> list[str]:

@@ -16,10 +16,20 @@ import jinja2
 from hpcprof.job_spec import JobSpec
 from hpcprof.resources import data_folder
 from hpcprof.site_config import Site
+from hpcprof.submit.containers import (
+    PACKAGE_INSIDE,
+    SCRATCH_INSIDE,
+    launcher_inside,
+    pyxis_mounts,
+    pyxis_options,
+    training_command,
+)
 from hpcprof.submit.extras import directive
 from hpcprof.submit.options import (
     agent_options,
     collect_directives,
+    flush_options,
+    flush_s,
     is_profiled,
     job_directives,
     run_record,
@@ -37,6 +47,7 @@ def render_job_script(spec: JobSpec, site: Site, placement: Placement) -> str:
     return _render(
         f"{spec.strategy}.sbatch.j2",
         directives=job_directives(spec, site),
+        flush_note=_flush_note(spec),
         job_name=spec.name,
         output_dir=str(placement.output_dir),
         workdir=str(placement.workdir),
@@ -48,9 +59,14 @@ def render_job_script(spec: JobSpec, site: Site, placement: Placement) -> str:
         env={**site.env.set, **spec.env},
         horovod_timeline=spec.profile.horovod_timeline,
         run_json=_json_of_lines(record),
-        srun_options=srun_options(spec, site),
+        srun_options=[*srun_options(spec, site), *pyxis_options(spec, placement)],
         agent_options=agent_options(spec, site),
-        command=spec.command,
+        flush_options=flush_options(spec),
+        command=training_command(spec, site),
+        mounts=pyxis_mounts(spec, site, placement),
+        launcher_inside=launcher_inside(spec),
+        package_inside=PACKAGE_INSIDE,
+        scratch_inside=SCRATCH_INSIDE,
     )
 
 
@@ -67,6 +83,14 @@ def render_collect_script(spec: JobSpec, site: Site, placement: Placement, job_i
 def render_starter_spec(name: str, strategy: str, site: str) -> str:
     """A commented ``hpcprof.yaml`` to begin with; ``load_spec`` accepts it as it is."""
     return _render("hpcprof.yaml.j2", name=name, strategy=strategy, site=site)
+
+
+def _flush_note(spec: JobSpec) -> str:
+    """Why the flush begins at another time than the spec says; "" when it does not."""
+    seconds, asked = flush_s(spec), spec.profile.flush_s
+    if not seconds or seconds == asked:
+        return ""
+    return f"the flush begins {seconds} s before the time limit, at its half, not {asked} s"
 
 
 def _render(template: str, **values: object) -> str:

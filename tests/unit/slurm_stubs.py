@@ -15,6 +15,7 @@ from typing import Any
 from hpcprof.job_spec import JobSpec
 from hpcprof.site_config import Site
 from hpcprof.submit.placement import Placement
+from hpcprof.submit.script import render_job_script
 
 # as sbatch does: read directives up to the first command, refuse unknown options
 _SBATCH = """
@@ -56,6 +57,10 @@ if sys.argv[-1] == 'agent':
     print('agent says hello', flush=True)
     time.sleep(float(os.environ.get('STUB_AGENT_SLEEP', '0')))
     sys.exit(5)
+if sys.argv[-1] == 'flush':
+    print('flush says hello', flush=True)
+    time.sleep(float(os.environ.get('STUB_FLUSH_SLEEP', '0')))
+    sys.exit(6)
 time.sleep(float(os.environ.get('STUB_SLEEP', '0')))
 sys.exit(int(os.environ.get('STUB_EXIT', '0')))
 """
@@ -70,10 +75,11 @@ else:
     sys.exit('scontrol: invalid entity')
 """
 
-# stands for hpcprof's interpreter in a job: knows the three calls that job scripts make
+# stands for hpcprof's interpreter in a job: knows the calls that job scripts make themselves
 INTERPRETER = """#!/bin/bash
 case "$*" in
   "-I -c import hpcprof") exit 0 ;;
+  "-I -c import hpcprof; print(*hpcprof.__path__)") echo "$STUB_PACKAGE" ;;
   "-I -m hpcprof collect "*) printf '%s\\n' "$5" >> "$STUB_LOG"; exit "${STUB_EXIT:-0}" ;;
   *) echo "unknown call: $*" >&2; exit 99 ;;
 esac
@@ -93,12 +99,16 @@ class Stubs:
         return {"PATH": path, "HOME": str(self.bin.parent), "STUB_LOG": str(self.log), **more}
 
     def calls(self) -> list[dict[str, Any]]:
-        """Every recorded call but those that start the node agent, in order."""
-        return [call for call in self._all_calls() if not _is_agent(call)]
+        """Every recorded call but those that start the node agent or a flush, in order."""
+        return [call for call in self._all_calls() if not _starts(call, "agent", "flush")]
 
     def agent_calls(self) -> list[dict[str, Any]]:
         """Calls of srun that start the node agent."""
-        return [call for call in self._all_calls() if _is_agent(call)]
+        return [call for call in self._all_calls() if _starts(call, "agent")]
+
+    def flush_calls(self) -> list[dict[str, Any]]:
+        """Calls of srun that end the recordings."""
+        return [call for call in self._all_calls() if _starts(call, "flush")]
 
     def _all_calls(self) -> list[dict[str, Any]]:
         if not self.log.exists():
@@ -106,8 +116,8 @@ class Stubs:
         return [json.loads(line) for line in self.log.read_text().splitlines()]
 
 
-def _is_agent(call: Any) -> bool:
-    return isinstance(call, dict) and call["argv"][-1:] == ["agent"]
+def _starts(call: Any, *verbs: str) -> bool:
+    return isinstance(call, dict) and call["argv"][-1:] in [[verb] for verb in verbs]
 
 
 def install_stubs(folder: Path) -> Stubs:
@@ -166,3 +176,14 @@ def place_in(folder: Path, stubs: Stubs | None = None, **fields: Any) -> Placeme
             **fields,
         }
     )
+
+
+def script_for(stubs: Stubs, spec: JobSpec | None = None, **site: object) -> str:
+    """A job script that uses the stubs' interpreter."""
+    place = place_in(stubs.bin.parent, stubs)
+    return render_job_script(spec or make_spec(), make_site(**site), place)
+
+
+def launched(stubs: Stubs) -> list[str]:
+    """What a launcher in front of the command looks like."""
+    return [str(stubs.bin / "hpcprof-python"), "-I", "-m", "hpcprof", "launch", "--"]

@@ -42,6 +42,25 @@ def test_small_spec_has_defaults(tmp_path: Path) -> None:
     assert (spec.site, spec.collect, spec.profile.profiler) == ("auto", True, "auto")
 
 
+def test_what_is_recorded_and_when_it_ends(tmp_path: Path) -> None:
+    profile = load(tmp_path, SMALL).profile
+    assert (profile.steps, profile.flush_s, profile.hang_after_s) == (None, 240, 600)
+    more = "profile: {steps: 020-59, flush_s: 0, hang_after_s: 0}\n"
+    profile = load(tmp_path, SMALL + more).profile
+    assert (profile.steps, profile.flush_s, profile.hang_after_s) == ("20-59", 0, 0)
+    assert load(tmp_path, SMALL + "profile: {flush_s: 120}\n").profile.flush_s == 120
+
+
+def test_a_container_is_an_image_and_what_it_sees(tmp_path: Path) -> None:
+    assert load(tmp_path, SMALL).container is None
+    more = "container: {runtime: pyxis, image: nvcr.io#nvidia/tensorflow:24.01-tf2-py3,\n"
+    more += "  mounts: [/data, '/a:/b', '/a:/b:ro+rprivate'], extra: [--container-mount-home]}\n"
+    container = load(tmp_path, SMALL + more).container
+    assert container is not None
+    assert (container.runtime, container.python) == ("pyxis", "python3")
+    assert container.mounts == ("/data", "/a:/b", "/a:/b:ro+rprivate")
+
+
 def test_scalars_are_read_as_written(tmp_path: Path) -> None:
     text = """\
 name: 1e3
@@ -119,7 +138,28 @@ command: []
         ("sbatch_extra: --x", "line 5: sbatch_extra: must be a list, such as [a, b]"),
         ("profile: nsys", "line 5: profile: must hold fields, indented below it"),
         ("env: {A: }", "line 5: env.A: must be text; write '' for an empty one"),
-        ("env: {UID: '0'}", "line 5: env.UID: is set by bash or by the job script itself"),
+        ("env: {UID: '0'}", "line 5: env.UID: is set by bash itself"),
+        ("env: {HPCPROF_WINDOW: x}", "line 5: env.HPCPROF_WINDOW: is hpcprof's own"),
+        (
+            "profile: {steps: 20}",
+            "line 5: profile.steps: '20' is not a range of steps; write 20-59",
+        ),
+        ("profile: {steps: 9-3}", "line 5: profile.steps: 9-3: the last step comes before"),
+        ("profile: {flush_s: 60}", "line 5: profile.flush_s: is too short: Slurm sends its signal"),
+        (
+            "profile: {flush_s: 65536}",
+            "line 5: profile.flush_s: is more than sbatch --signal takes",
+        ),
+        (
+            "profile: {flush_s: -1}",
+            "line 5: profile.flush_s: input should be greater than or equal",
+        ),
+        ("profile: {hang_after_s: -1}", "line 5: profile.hang_after_s: input should be greater"),
+        ("container: {runtime: docker}", "line 5: container.runtime: input should be 'apptainer'"),
+        ("container: {runtime: pyxis}", "container.image: missing"),
+        ("container: {image: --nv}", "line 5: container.image: is an option, not an image"),
+        ("container: {mounts: [data]}", "line 5: container.mounts.0: is not a mount; write /data"),
+        ("container: {mounts: ['/a,/b']}", "line 5: container.mounts.0: is not a mount"),
         ('account: "a\\nb"', "line 5: account: must be one line of text"),
         ('env: {A: "a\\0b"}', "line 5: env.A: holds the control character '\\x00'"),
         ("profile: {ranks: first}", "line 5: profile.ranks: choose ranks by all, 0, 0-3"),

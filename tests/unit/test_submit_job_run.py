@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 import stat
 import subprocess
 import time
@@ -16,15 +15,16 @@ from hypothesis import strategies as st
 
 from hpcprof.artifacts.paths import run_folder_name
 from hpcprof.artifacts.run_record import launch_settings
-from hpcprof.job_spec import JobSpec
 from hpcprof.submit.script import render_collect_script, render_job_script
 from tests.unit.slurm_stubs import (
     Stubs,
     install_stubs,
+    launched,
     make_site,
     make_spec,
     place_in,
     run_script,
+    script_for,
     write_program,
 )
 
@@ -63,18 +63,9 @@ def stubs(tmp_path: Path) -> Stubs:
     return install_stubs(tmp_path)
 
 
-def script_for(stubs: Stubs, spec: JobSpec | None = None, **site: object) -> str:
-    place = place_in(stubs.bin.parent, stubs)
-    return render_job_script(spec or make_spec(), make_site(**site), place)
-
-
-def launched(stubs: Stubs) -> list[str]:
-    """What a launcher in front of the command looks like."""
-    return [str(stubs.bin / "hpcprof-python"), "-I", "-m", "hpcprof", "launch", "--"]
-
-
 def test_ranks_start_under_launch_in_a_private_run_folder(stubs: Stubs, tmp_path: Path) -> None:
-    spec = make_spec(nodes=2, ranks_per_node=3, profile={"ranks": "0", "extra": ["--x=1"]})
+    profile = {"ranks": "0", "extra": ["--x=1"], "steps": "20-59", "hang_after_s": 90}
+    spec = make_spec(nodes=2, ranks_per_node=3, profile=profile)
     script = script_for(stubs, spec, nsys={"path": "/opt/nsys", "extra": ["--y=2"]})
     done = run_script(script, stubs)
     run_dir = tmp_path / "runs/cnn-4711"
@@ -98,6 +89,8 @@ def test_ranks_start_under_launch_in_a_private_run_folder(stubs: Stubs, tmp_path
         "nsys_trace": ["cuda", "nvtx", "mpi"],
         "nsys_extra": ["--y=2", "--x=1"],
         "profile_ranks": "0",
+        "profile_steps": "20-59",
+        "hang_after_s": 90,
         "agent": "auto",
         "agent_interval_s": 30,
         "data_dir": None,
@@ -178,23 +171,6 @@ def test_bash_and_python_agree_on_the_run_folder(
 @pytest.mark.parametrize("code", [0, 1, 7, 137])
 def test_exit_code_is_that_of_the_training(stubs: Stubs, code: int) -> None:
     assert run_script(script_for(stubs), stubs, STUB_EXIT=str(code)).returncode == code
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
-def test_signal_to_the_batch_shell_does_not_end_the_job(
-    stubs: Stubs, tmp_path: Path, number: signal.Signals
-) -> None:
-    path = tmp_path / "slurm_script"
-    path.write_text(script_for(stubs))
-    environ = stubs.environ(SLURM_JOB_ID="1", STUB_SLEEP="0.6", STUB_EXIT="9")
-    with subprocess.Popen(["bash", str(path)], env=environ) as job:
-        deadline = time.monotonic() + 30
-        while not stubs.calls() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        job.send_signal(number)
-        time.sleep(0.1)
-        job.send_signal(number)
-        assert job.wait(30) == 9
 
 
 def test_training_keeps_the_umask_of_its_user(stubs: Stubs, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ read the difference.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 from pathlib import Path
@@ -109,6 +110,20 @@ def test_collect_on_its_own_partition() -> None:
     assert_golden("collect-every-field.sbatch", script)
 
 
+def test_the_image_of_pyxis() -> None:
+    container = {
+        "runtime": "pyxis",
+        "image": "nvcr.io#nvidia/tensorflow:24.01-tf2-py3",
+        "mounts": ["/data", "/work:/inside:ro"],
+        "python": "/usr/bin/python3.10",
+        "extra": ["--container-mount-home"],
+    }
+    site = make_site(name="boxes", container={"mounts": ["/opt/nsys"]})
+    script = render_job_script(make_spec(container=container, time="5"), site, PLACE)
+    assert_valid_bash(script)
+    assert_golden("horovod-pyxis.sbatch", script)
+
+
 def test_starter_spec() -> None:
     assert_golden("starter.yaml", render_starter_spec("train", "horovod", "auto"))
 
@@ -126,6 +141,82 @@ def test_only_profiled_jobs_get_the_profiling_options() -> None:
         assert text not in head
     assert "  --argos=no \\\n" in profiled
     assert "  --argos=no \\\n" not in body
+
+
+def header(**fields: object) -> str:
+    """What is before the first command, with the site's own fields in ``site``."""
+    site = make_site(**fields.pop("site", {}))  # type: ignore[arg-type]
+    script = render_job_script(make_spec(**fields), site, PLACE)
+    return script.partition("warn()")[0]
+
+
+def test_the_flush_begins_when_the_spec_says() -> None:
+    assert "#SBATCH --time=10\n#SBATCH --signal=B:USR1@240\n" in header()
+    assert "\n#SBATCH --signal=B:USR1@600\n" in header(time="1:00:00", profile={"flush_s": 600})
+    assert "the flush begins" not in header()
+
+
+@pytest.mark.parametrize(("time", "seconds"), [("1", 30), ("4", 120), ("7", 210), ("1:30", 45)])
+def test_a_short_job_is_recorded_for_half_of_its_time(time: str, seconds: int) -> None:
+    text = header(time=time)
+    assert f"\n#SBATCH --signal=B:USR1@{seconds}\n" in text
+    assert f"\n# the flush begins {seconds} s before the time limit, at its half, not 240 s" in text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"profile": {"flush_s": 0}},
+        {"profile": {"profiler": "none"}},
+        {"sbatch_extra": ["--signal=B:TERM@300"]},
+        {"site": {"slurm": {"sbatch_extra": ["--signal=B:USR1@300"]}}},
+        {"site": {"profile_overlay": {"sbatch": ["--sig=B:USR1@300"]}}},
+    ],
+)
+def test_no_signal_is_asked_for_twice_or_for_nothing(fields: dict[str, object]) -> None:
+    asked = [line for line in header(**fields).splitlines() if "--sig" in line]
+    assert asked == [line for line in asked if line.endswith("@300")]
+    assert len(asked) <= 1
+    assert "B:USR1@" not in header(**{**fields, "sbatch_extra": ["--signal=B:TERM@300"]}).replace(
+        "B:USR1@300", ""
+    )
+
+
+def test_a_signal_of_an_overlay_that_is_left_out_asks_for_nothing() -> None:
+    site = {"profile_overlay": {"sbatch": ["--signal=B:USR1@300"]}}
+    assert "--signal" not in header(site=site, profile={"profiler": "none"})
+
+
+def test_ones_own_signal_still_ends_the_recordings() -> None:
+    spec = make_spec(sbatch_extra=["--signal=B:USR1@600"])
+    assert "trap finish_recordings USR1" in render_job_script(spec, make_site(), PLACE)
+    for profile in ({"profiler": "none"}, {"flush_s": 0}):
+        script = render_job_script(make_spec(profile=profile), make_site(), PLACE)
+        assert "flush" not in script.partition("END_OF_RUN_JSON\n)")[2]
+
+
+def test_apptainer_stands_between_launch_and_the_command() -> None:
+    container = {"runtime": "apptainer", "image": "my image.sif", "mounts": ["/data"]}
+    site = make_site(container={"mounts": ["/scratch:/scratch:ro"]})
+    script = render_job_script(make_spec(container=container, gpus_per_node=2), site, PLACE)
+    assert (
+        '  "${launcher[@]}" \\\n'
+        "  apptainer exec --nv --bind=/scratch:/scratch:ro --bind=/data 'my image.sif' train &\n"
+    ) in script
+    container = {"runtime": "singularity", "image": "a.sif", "extra": ["--cleanenv"]}
+    script = render_job_script(make_spec(container=container), make_site(), PLACE)
+    assert "  singularity exec --cleanenv a.sif train &\n" in script
+    container = {"runtime": "apptainer", "image": "a.sif", "extra": ["--rocm"]}
+    script = render_job_script(make_spec(container=container, gpus_per_node=2), make_site(), PLACE)
+    assert "  apptainer exec --rocm a.sif train &\n" in script
+
+
+def test_pyxis_refuses_folders_that_it_cannot_mount(tmp_path: Path) -> None:
+    spec = make_spec(container={"runtime": "pyxis", "image": "x"})
+    place = dataclasses.replace(PLACE, output_dir=Path("/scratch/a,b"))
+    with pytest.raises(UsageError, match="output_dir: /scratch/a,b cannot be mounted"):
+        render_job_script(spec, make_site(), place)
+    render_job_script(make_spec(), make_site(), place)
 
 
 def test_collect_goes_where_the_training_went_when_the_site_says_nothing() -> None:
@@ -163,6 +254,15 @@ def test_no_value_of_the_header_can_hold_a_second_option(field: str, value: str)
         ("sbatch_extra of the job spec", {"sbatch_extra": ["--signal=USR1@60"]}),
         ("srun_extra of the job spec", {"srun_extra": ["./evil"]}),
         ("profile.extra of the job spec", {"profile": {"extra": ["--kill=none"]}}),
+        ("profile.extra of the job spec", {"profile": {"extra": ["-cnvtx"], "steps": "2-9"}}),
+        (
+            "container.extra of the job spec",
+            {"container": {"runtime": "apptainer", "image": "x", "extra": ["evil"]}},
+        ),
+        (
+            "container.extra of the job spec",
+            {"container": {"runtime": "pyxis", "image": "x", "extra": ["--container-image=y"]}},
+        ),
     ],
 )
 def test_refused_option_names_its_field(where: str, fields: dict[str, object]) -> None:
