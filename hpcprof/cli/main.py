@@ -44,6 +44,12 @@ VERBS = (
         "Print the verdict of a collected run again; computes nothing.",
     ),
     Verb(
+        "doctor",
+        "hpcprof.cli.doctor",
+        "doctor",
+        "Check whether this machine or cluster can run and record a training.",
+    ),
+    Verb(
         "demo",
         "hpcprof.cli.demo",
         "demo",
@@ -55,6 +61,7 @@ VERBS = (
 # served by __main__ before click is imported; each has its own --help
 IN_JOB_VERBS = (
     ("launch", "Run one rank of a training and record it, or local ranks (--ranks N)."),
+    ("flush", "End the recordings of this node and write them, while the training goes on."),
     ("agent", "Compare clocks and sample counters of a node beside the training."),
     ("workload", "Train a small model with synthetic data."),
 )

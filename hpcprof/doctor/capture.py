@@ -1,0 +1,148 @@
+"""The one-second capture: does a range pushed in the training's Python arrive in nsys's report?
+
+Goes the whole way of a rank: ``hpcprof launch`` with its locks and fallbacks, nsys, importer,
+export, and our own reader. Some versions of nvtx and nsys record nothing together, silently.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpcprof.artifacts import manifest, rank_env
+from hpcprof.artifacts.atomic import read_json, write_json
+from hpcprof.artifacts.paths import ArtifactPaths
+from hpcprof.artifacts.run_record import new_run_record
+from hpcprof.doctor import command, programs
+from hpcprof.doctor.nsys import build_of
+from hpcprof.doctor.programs.ranges import RANGES
+from hpcprof.doctor.registry import NODE, check
+from hpcprof.doctor.row import Row, fail, not_checked, ok, warn
+from hpcprof.doctor.subject import Subject
+from hpcprof.doctor.training import NVTX_ADVICE
+from hpcprof.errors import HpcprofError
+from hpcprof.launch import processes
+from hpcprof.launch.nsys import NsysBuild
+from hpcprof.launch.state_folder import open_scratch
+
+_NAME = "capture"
+_SECONDS = 35.0
+_RANK = 0
+# whose variables would make launch, nsys or MPI believe to be a part of the job around us
+_FOREIGN = ("SLURM_", "PMI", "OMPI_", "MPI_", "HPCPROF_RUN_DIR")
+_BY_HAND = "Run it again when the node is idle; see also the rows nsys sessions and scratch folder."
+
+
+class Captured(NamedTuple):
+    """What came of it: versions, the rank's manifest, what the program answered, ranges found.
+
+    ``ranges`` None: there is no report that could be read, and ``problem`` says why.
+    """
+
+    nsys: str
+    record: Mapping[str, Any]
+    answer: Mapping[str, Any]
+    ranges: int | None
+    problem: str
+
+
+@check(_NAME, where=NODE, lane="nsys", limit_s=_SECONDS + 15, instead=_BY_HAND)
+def capture(subject: Subject) -> Iterator[Row]:
+    """Do NVTX ranges of the training's Python arrive in a report of this nsys?"""
+    if subject.request.profiler == "none":
+        return
+    build = build_of(subject)
+    if build is None or subject.python is None:
+        lacking = "no nsys" if build is None else "no Python of a training"
+        yield not_checked(_NAME, f"{lacking} to try it with", "Mend the rows above first.")
+        return
+    scratch, reasons = open_scratch(None, subject.environ)
+    if scratch is None:
+        yield not_checked(_NAME, "; ".join(reasons), "Mend the scratch folder first.")
+        return
+    folder = Path(tempfile.mkdtemp(prefix="doctor-", dir=scratch))
+    try:
+        yield judge(_record(subject, build, folder), subject)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _record(subject: Subject, build: NsysBuild, folder: Path) -> Captured:
+    """Run the program under ``hpcprof launch``. Raises NoAnswerError, HpcprofError, OSError."""
+    paths = ArtifactPaths(folder / "run")
+    paths.root.mkdir()
+    record = new_run_record(name="doctor", strategy="custom", world_size=1)
+    record["launch"].update(
+        profiler="nsys", nsys_path=build.path, nsys_trace=["nvtx"], agent="none"
+    )
+    write_json(paths.run_json, record)
+    argv = [sys.executable, "-I", "-m", "hpcprof", "launch", "--run-dir", str(paths.root), "--"]
+    argv += [str(subject.python), "-c", programs.text_of("ranges")]
+    mark = f"{os.getpid()}-{folder.name}"
+    environ = {
+        **{n: v for n, v in subject.environ.items() if not n.startswith(_FOREIGN)},
+        rank_env.LOCAL_RANK: str(_RANK),
+        rank_env.LOCAL_WORLD_SIZE: "1",
+        "HPCPROF_DOCTOR_CAPTURE": mark,
+    }
+    try:
+        said = command.run(argv, environ, seconds=_SECONDS, cwd=str(folder))
+    finally:
+        # nsys's agent is a daemon; a launcher that was ended in time has ended it
+        left = processes.with_environment(f"HPCPROF_DOCTOR_CAPTURE={mark}")
+        processes.end(left, grace_seconds=1.0)
+    written = read_json(paths.manifest(_RANK), "the record of the capture")
+    answers = programs.answers(said.text) or [{"problem": said.last_line}]
+    ranges, problem = _count(paths, build, folder, subject)
+    return Captured(build.version, written, answers[0], ranges, problem)
+
+
+def _count(
+    paths: ArtifactPaths, build: NsysBuild, folder: Path, subject: Subject
+) -> tuple[int | None, str]:
+    """How many of our ranges the report holds, or why it cannot be read."""
+    from hpcprof.readers import nsys_files, nsys_sqlite, nsys_tools
+
+    recording = nsys_files.find_recording(paths, _RANK)
+    if recording is None:
+        return None, "nsys left no report"
+    tools = nsys_tools.find_tools(build.path, subject.environ)
+    try:
+        with nsys_files.exported(recording, _RANK, folder, tools) as database:
+            own = nsys_sqlite.read_export(database, None, None).own
+    except HpcprofError as error:
+        return None, str(error)
+    return int(own["name"].astype(str).str.startswith("doctor ").sum()), ""
+
+
+def judge(captured: Captured, subject: Subject) -> Row:
+    """Row out of what came of the capture."""
+    record, answer = captured.record, captured.answer
+    if record.get("state") == manifest.NOT_PROFILED:
+        said = "; ".join([str(record.get("state_reason")), *map(str, record.get("warnings", []))])
+        advice = (
+            "Trainings run unrecorded here: end hung nsys processes of yours, see nsys sessions."
+        )
+        return fail(_NAME, said, advice)
+    if "problem" in answer:
+        if "nvtx" not in str(answer["problem"]):
+            advice = "Mend the training's Python first, see the rows on it."
+            return not_checked(_NAME, f"the program failed: {answer['problem']}", advice)
+        what = f"no ranges of ours: {answer['problem']}"
+        if subject.assumed:
+            advice = "Name the job spec, or the training's Python with --python PATH."
+            return not_checked(_NAME, f"{what} ({subject.assumed})", advice)
+        return warn(_NAME, what, NVTX_ADVICE)
+    pair = f"nvtx {answer['nvtx']} and nsys {captured.nsys}"
+    if captured.ranges is None:
+        return fail(_NAME, f"{pair}: {captured.problem}", _BY_HAND)
+    if captured.ranges == RANGES:
+        return ok(_NAME, f"{RANGES} of {RANGES} ranges arrived: {pair} fit")
+    if captured.ranges == 0:
+        return fail(_NAME, f"{pair} do not fit: ranges are not recorded", NVTX_ADVICE)
+    return fail(_NAME, f"{captured.ranges} of {RANGES} ranges arrived: {pair}", _BY_HAND)

@@ -1,0 +1,69 @@
+"""Runs a program with a time limit and reads what it said. No answer is an exception."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+
+class NoAnswerError(Exception):
+    """A program that is missing, cannot be run, or did not end in time."""
+
+
+class Said(NamedTuple):
+    """Exit code (as a shell reports it) and all that was printed, stdout and stderr together."""
+
+    code: int
+    text: str
+
+    @property
+    def last_line(self) -> str:
+        """What it said last, for a message."""
+        lines = [line.strip() for line in self.text.splitlines() if line.strip()]
+        return lines[-1][-200:] if lines else "nothing"
+
+
+def find(name: str, environ: Mapping[str, str]) -> str | None:
+    """Path of a program on PATH, None when it is not there."""
+    return shutil.which(name, path=environ.get("PATH", os.defpath))
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str], *, seconds: float, cwd: str = "/") -> Said:
+    """Run a program to its end. Raises NoAnswerError.
+
+    Its output goes to a file: a daemon that it leaves behind (nsys has some) would keep a pipe open
+    and us waiting. Descriptors are handed down: under srun --mpi=pmi2 one of them is PMI's.
+    """
+    with tempfile.TemporaryFile() as output:
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=dict(environ),
+                cwd=cwd,
+                close_fds=False,
+            )
+        except OSError as error:
+            raise NoAnswerError(f"{argv[0]} cannot be run: {error.strerror}") from None
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            said = _read(output.fileno())
+            last = Said(0, said).last_line
+            raise NoAnswerError(
+                f"{os.path.basename(argv[0])} did not end in {seconds:.0f} s; it said {last}"
+            ) from None
+        return Said(code if code >= 0 else 128 - code, _read(output.fileno()))
+
+
+def _read(descriptor: int) -> str:
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    with open(descriptor, "rb", closefd=False) as stream:
+        return stream.read().decode("utf-8", "replace")

@@ -1,0 +1,69 @@
+"""Do the tasks of one srun see each other over MPI? Runs on all nodes together, and last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hpcprof.doctor import command, programs
+from hpcprof.doctor.registry import RANKS, check
+from hpcprof.doctor.row import Row, fail, not_checked, ok, warn
+from hpcprof.doctor.subject import Request, Subject
+
+_NAME = "MPI"
+_SECONDS = 30.0
+_HAS = "import importlib.util as u; print([n for n in ('horovod', 'mpi4py') if u.find_spec(n)])"
+_ADVICE = (
+    "Set slurm.srun.mpi in the site file to the kind that the training's MPI was built for; "
+    "srun --mpi=list shows what there is."
+)
+
+
+@check(_NAME, where=RANKS, lane="mpi", limit_s=_SECONDS + 10, instead=_ADVICE)
+def world(subject: Subject) -> Iterator[Row]:
+    """Does every task see all the others?"""
+    tasks = int(subject.environ.get("SLURM_NTASKS", "1"))
+    if tasks < 2:
+        yield not_checked(_NAME, "one task alone proves nothing", "Set nodes: 2 in a job spec.")
+        return
+    if subject.python is None:
+        advice = "Name the job spec, or the training's Python with --python PATH."
+        yield not_checked(_NAME, "no Python of a training to try it with", advice)
+        return
+    by = _package(subject.python, subject.environ, subject.request)
+    if by is None:
+        advice = "Install mpi4py into the training's environment, built with its MPI."
+        yield not_checked(_NAME, "neither Horovod nor mpi4py in the training's Python", advice)
+        return
+    argv = [subject.python, "-c", programs.text_of("world"), by]
+    try:
+        said = command.run(argv, subject.environ, seconds=_SECONDS)
+    except command.NoAnswerError as error:
+        yield fail(_NAME, f"the start of MPI hangs: {error}", _ADVICE)
+        return
+    found = programs.answers(said.text)
+    yield judge(found[0] if found else {}, said, subject.environ, tasks)
+
+
+def _package(python: str, environ: Mapping[str, str], request: Request) -> str | None:
+    """What to ask with: Horovod, if the training uses it, as its MPI is what matters."""
+    said = command.run([python, "-c", _HAS], environ, seconds=8.0)
+    if "'horovod'" in said.text and request.strategy != "multiworker":
+        return "horovod"
+    return "mpi4py" if "'mpi4py'" in said.text else None
+
+
+def judge(
+    found: Mapping[str, Any], said: command.Said, environ: Mapping[str, str], tasks: int
+) -> Row:
+    """Row out of what this task saw of the world."""
+    if not found:
+        return fail(_NAME, f"MPI could not be started: {said.last_line}", _ADVICE)
+    size = f"{found['by']}.size() is {found['size']}"
+    if found["size"] != tasks:
+        return fail(_NAME, f"{size} in {tasks} tasks: they do not see each other", _ADVICE)
+    rank = environ.get("SLURM_PROCID", "")
+    if rank.isdigit() and int(rank) != found["rank"]:
+        advice = "Leave --distribution out of srun_extra, so that both number the ranks alike."
+        return warn(_NAME, f"{size}, but MPI's rank is not SLURM_PROCID", advice)
+    return ok(_NAME, f"{size}, as many as tasks")
