@@ -30,7 +30,7 @@ ALL_PIECES = (*PIECES, HOST)
 PROFILER, MARKED, NONE = "profiler", "marked", "none"
 
 # what is read of a rank: all else, most of a profiled rank, plays no part here
-KINDS_READ = [c.PHASE_KIND, c.COLLECTIVE]
+KINDS_READ = [c.PHASE_KIND, c.COLLECTIVE, c.BUSY]
 COLUMNS_READ = [c.START_NS, c.END_NS, c.KIND, c.ACTIVITY, c.PHASE, c.STEP, c.BYTES, c.OP]
 
 

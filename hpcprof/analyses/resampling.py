@@ -19,10 +19,13 @@ def block_medians(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.vstack([np.median(part, axis=0) for part in parts])
 
 
-def block_draws(count: int) -> npt.NDArray[np.int64]:
-    """Row numbers [draw, count] of a circular block bootstrap over ``count`` steps."""
+def block_draws(count: int, seed: int = 0) -> npt.NDArray[np.int64]:
+    """Row numbers [draw, count] of a circular block bootstrap over ``count`` steps.
+
+    Samples that are drawn independently of each other need a ``seed`` each.
+    """
     length = max(1, min(MAX_BLOCK_STEPS, count // 5))
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(seed)
     blocks = -(-count // length)
     starts = generator.integers(0, count, (DRAWS, blocks, 1))
     return ((starts + np.arange(length)) % count).reshape(DRAWS, -1)[:, :count]

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hpcprof.align.node_clock import NodeClock
+from hpcprof.analyses.busy_steps import BusySteps
 from hpcprof.analyses.causes import Cause
+from hpcprof.analyses.hangs import HangEpisode
 from hpcprof.analyses.horovod_phases import HorovodPhases
 from hpcprof.analyses.interconnect import Interconnect
 from hpcprof.analyses.node_reads import NodeReads
 from hpcprof.analyses.phase_times import PhaseTimes
+from hpcprof.analyses.profiler_overhead import ProfilerOverhead
 from hpcprof.analyses.stragglers import Stragglers
 from hpcprof.trace.model import JobInfo, RankInfo
 
@@ -60,7 +63,9 @@ class RunResults:
     MARKED or NONE. ``payload_bytes``: allreduce bytes per step and rank, None when unknown.
     ``has_device_activity``: whether any GPU kernel was recorded. ``job_end`` is None when nobody
     could be asked. ``interconnect`` and ``reads`` (of the data set, by the agents) are without any
-    number where nothing was measured.
+    number where nothing was measured. ``transfer_form``: like ``collective_form``, of the
+    collectives by which the transfer was judged; "" says that it is the same. ``busy``: steps left
+    out because a profiler was at work.
     """
 
     job: JobInfo
@@ -79,3 +84,7 @@ class RunResults:
     interconnect: Interconnect = field(default_factory=Interconnect)
     reads: NodeReads = field(default_factory=NodeReads)
     agents: NodeAgents = field(default_factory=NodeAgents)
+    transfer_form: str = ""
+    busy: BusySteps = field(default_factory=BusySteps)
+    overhead: ProfilerOverhead = field(default_factory=ProfilerOverhead)
+    hangs: tuple[HangEpisode, ...] = ()

@@ -1,6 +1,9 @@
 """In which form did the ranks record their collectives, and which steps are worth comparing?
 
-1. Form: the finest that every rank with any collective has; mixing two would accuse somebody.
+1. Form: one that every rank with any collective has; mixing two would accuse somebody. Lateness is
+   judged by the profiler's, unless it recorded a window only: where a rank has the marked form in
+   more than twice as many steps, the marked one is taken, so that the verdict speaks of the run.
+   Transfer is always judged by the finest form that all ranks have, in the window if need be.
 2. A step is even when every rank has equally many collectives in it. In any other step which is
    which is a guess.
 3. Of long trainings at most MOST_STEPS even steps are taken: one from each of as many equal parts
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +32,8 @@ Int64s = npt.NDArray[np.int64]
 
 # a median over 2000 steps is off by a fortieth of the spread of the steps (1.25 / sqrt(n))
 MOST_STEPS = 2_000
+# of the marked steps of each rank; below it the profiler's collectives are a window of the run
+MIN_SHARE_OF_MARKED = 0.5
 # collectives times ranks held at once: 48 bytes each, and a few times that while they are joined
 MOST_ROWS = 4_000_000
 # however many collectives a step has: fewer steps and the medians get worse
@@ -94,22 +100,50 @@ class SharedSteps:
         return rows
 
 
+class SharedForms(NamedTuple):
+    """The steps by which lateness is judged, and those by which transfer is: often the same."""
+
+    lateness: SharedSteps
+    transfer: SharedSteps
+
+
 def shared_steps(ranks: Iterable[tuple[int, Counts]]) -> SharedSteps:
+    """Those by which lateness is judged; clocks follow from them too, as they span the run."""
+    return shared_forms(ranks).lateness
+
+
+def shared_forms(ranks: Iterable[tuple[int, Counts]]) -> SharedForms:
     """Put together the ``step_counts`` of all ranks, given one by one as (rank, counts)."""
     present: list[int] = []
     tables: dict[str, pd.DataFrame] = {}
     having = dict.fromkeys((arrivals.PROFILER, arrivals.MARKED), 0)
+    is_window = False
     for rank, counts in ranks:
         if counts:
             present.append(rank)
+            is_window = is_window or _is_window(counts)
         for form, found in counts.items():
             having[form] += 1
             one = pd.DataFrame({_FEWEST: found, _MOST: found, _RANKS: 1})
             tables[form] = _joined(tables[form], one) if form in tables else one
-    for form, count in having.items():
-        if present and count == len(present):
-            return SharedSteps(form, tuple(sorted(present)), tables[form])
-    return SharedSteps(arrivals.NONE)
+    of_all = [
+        SharedSteps(form, tuple(sorted(present)), tables[form])
+        for form, count in having.items()
+        if present and count == len(present)
+    ]
+    if not of_all:
+        return SharedForms(SharedSteps(arrivals.NONE), SharedSteps(arrivals.NONE))
+    finest, widest = of_all[0], of_all[-1]
+    return SharedForms(widest if is_window else finest, finest)
+
+
+def _is_window(counts: Counts) -> bool:
+    """Whether the profiler saw less than half of the steps that the rank marked."""
+    profiler, marked = counts.get(arrivals.PROFILER), counts.get(arrivals.MARKED)
+    if profiler is None or marked is None:
+        return False
+    seen = marked.index.isin(profiler.index).sum()
+    return bool(seen < MIN_SHARE_OF_MARKED * len(marked))
 
 
 def _spread(length: int, count: int) -> Int64s:

@@ -1,16 +1,18 @@
-"""The steps that all usable ranks have, as matrices (step × rank), warm-up left out.
+"""The steps that all usable ranks have, as matrices (step × rank), warm-up and busy steps left out.
 
 Answers "which steps and ranks may be compared?". Every analysis across ranks starts here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+
+from hpcprof.analyses.busy_steps import BusySteps
 
 Matrix = npt.NDArray[np.float64]
 
@@ -25,7 +27,8 @@ class StepMatrix:
     """``values[name]`` is float64 [step, rank] in ns; ``steps`` are the training's numbers.
 
     ``left_out`` are ranks with too few steps, ``warm_up`` counts the leading steps not used.
-    ``expected`` is the number of ranks the job had.
+    ``expected`` is the number of ranks the job had. ``busy``: steps that the ranks have and that
+    are not used because a profiler was at work.
     """
 
     ranks: tuple[int, ...]
@@ -34,6 +37,7 @@ class StepMatrix:
     warm_up: int
     left_out: tuple[int, ...]
     expected: int
+    busy: BusySteps = field(default_factory=BusySteps)
 
     @property
     def arrival(self) -> Matrix:
@@ -51,19 +55,28 @@ class StepMatrix:
         return float(np.median(self.step_time)) if self.steps else float("nan")
 
 
-def across_ranks(frames: Mapping[int, pd.DataFrame], expected: int) -> StepMatrix:
-    """Put the frames of ``arrivals.per_rank`` side by side. ``expected``: ranks of the job."""
+def across_ranks(
+    frames: Mapping[int, pd.DataFrame], expected: int, busy: Collection[int] = ()
+) -> StepMatrix:
+    """Put the frames of ``arrivals.per_rank`` side by side. ``expected``: ranks of the job.
+
+    ``busy``: steps to leave out (busy_steps.py).
+    """
     longest = max((len(frame) for frame in frames.values()), default=0)
     enough = max(1, MIN_SHARE_OF_STEPS * longest)
     ranks = tuple(sorted(rank for rank, frame in frames.items() if len(frame) >= enough))
     left_out = tuple(sorted(set(frames) - set(ranks)))
-    common = _common_steps([frames[rank] for rank in ranks])
+    every = _common_steps([frames[rank] for rank in ranks])
+    is_busy = np.isin(every, np.fromiter(busy, np.int64, len(busy)))
+    common = every[~is_busy]
     names = [] if not ranks else [n for n in frames[ranks[0]].columns if n.endswith("_ns")]
     values = {
         name: np.column_stack([frames[r].loc[common, name].to_numpy(np.float64) for r in ranks])
         for name in names
     }
-    warm_up = _warm_up(values) if len(common) else 0
+    warm_up = 0
+    if len(common):
+        warm_up = warm_up_steps(np.median(values["arrival_ns"] + values["sync_ns"], axis=1))
     return StepMatrix(
         ranks=ranks,
         steps=tuple(int(step) for step in common[warm_up:]),
@@ -71,6 +84,7 @@ def across_ranks(frames: Mapping[int, pd.DataFrame], expected: int) -> StepMatri
         warm_up=warm_up,
         left_out=left_out,
         expected=expected,
+        busy=BusySteps(tuple(every[is_busy].tolist()), len(common) - warm_up),
     )
 
 
@@ -83,9 +97,8 @@ def _common_steps(frames: list[pd.DataFrame]) -> npt.NDArray[np.int64]:
     return np.asarray(common.sort_values(), dtype=np.int64)
 
 
-def _warm_up(values: Mapping[str, Matrix]) -> int:
-    """Leading steps until one is within 5 % of the median of the later half."""
-    step_time = np.median(values["arrival_ns"] + values["sync_ns"], axis=1)
+def warm_up_steps(step_time: npt.NDArray[np.float64]) -> int:
+    """Leading steps until one is within 5 % of the median of the later half; at least one given."""
     limit = np.median(step_time[len(step_time) // 2 :]) * WARM_UP_TOLERANCE
     settled = np.flatnonzero(step_time <= limit)
     return int(min(settled[0] if settled.size else 0, MAX_WARM_UP_SHARE * len(step_time)))

@@ -19,19 +19,20 @@ and then (episodic): the delay they cause is not counted to anybody here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from hpcprof.analyses.blame import blame
+from hpcprof.analyses.busy_steps import MIN_STEPS
 from hpcprof.analyses.resampling import BLOCKS, block_draws, block_medians
 from hpcprof.analyses.step_matrix import Matrix, StepMatrix
+from hpcprof.trace.model import RankInfo
 
 Vector = npt.NDArray[np.float64]
 
-MIN_STEPS = 5
 MIN_SHARE_OF_RANKS = 0.5
 FEW_RANKS = 5  # below this the median absolute deviation over ranks means nothing
 MIN_SIGNAL_TO_NOISE = 5.0
@@ -87,9 +88,21 @@ class Stragglers:
     steps_used: int
 
 
-def stragglers(matrix: StepMatrix, node_of: Mapping[int, str]) -> Stragglers:
-    """Find persistent stragglers. ``node_of``: rank → short host name."""
-    reason = _why_not(matrix)
+def are_connected(infos: Collection[RankInfo]) -> bool:
+    """Whether the ranks wait for each other, as far as Horovod tells; without its word they do."""
+    expected = max((info.world_size for info in infos), default=0)
+    sizes = [info.horovod_size for info in infos if info.horovod_size is not None]
+    return all(size >= expected for size in sizes)
+
+
+def stragglers(
+    matrix: StepMatrix, node_of: Mapping[int, str], *, connected: bool = True
+) -> Stragglers:
+    """Find persistent stragglers. ``node_of``: rank → short host name.
+
+    ``connected``: see ``are_connected``; a rank that nobody waits for is no straggler.
+    """
+    reason = _why_not(matrix) if connected else "Horovod does not connect the ranks to one job"
     if reason:
         return Stragglers("insufficient", reason, (), (), {}, float("nan"), len(matrix.steps))
     arrival, step_ns = matrix.arrival, matrix.median_step_ns
@@ -117,6 +130,12 @@ def stragglers(matrix: StepMatrix, node_of: Mapping[int, str]) -> Stragglers:
 def _why_not(matrix: StepMatrix) -> str:
     if len(matrix.ranks) < 2:
         return f"{len(matrix.ranks)} of {matrix.expected} ranks recorded comparable steps"
+    if matrix.busy.are_too_many:
+        left_out, left = len(matrix.busy.steps), matrix.busy.left
+        return (
+            f"nsys was starting, stopping or writing in {left_out} of {left_out + left} "
+            f"comparable steps; the other {left} say too little"
+        )
     if len(matrix.steps) < MIN_STEPS:
         return f"{len(matrix.steps)} comparable steps; at least {MIN_STEPS} are needed"
     if len(matrix.ranks) < MIN_SHARE_OF_RANKS * matrix.expected:

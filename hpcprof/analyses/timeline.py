@@ -25,7 +25,7 @@ from hpcprof.trace import columns as c
 MAX_SPANS = 4000
 MAX_RANKS = 64
 
-KINDS_READ = arrivals.KINDS_READ
+KINDS_READ = [c.PHASE_KIND, c.COLLECTIVE]
 COLUMNS_READ = [*arrivals.COLUMNS_READ, c.NAME]
 
 

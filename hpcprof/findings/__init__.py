@@ -12,8 +12,10 @@ from hpcprof.findings import (
     clock_rules,
     input_rules,
     interconnect_rules,
+    profiler_rules,
     quality_rules,
     straggler_rules,
+    training_rules,
 )
 
 __all__ = [
@@ -24,6 +26,8 @@ __all__ = [
     "find",
     "input_rules",
     "interconnect_rules",
+    "profiler_rules",
     "quality_rules",
     "straggler_rules",
+    "training_rules",
 ]

@@ -180,7 +180,7 @@ def _lacking(results: RunResults) -> Iterator[tuple[str, str, str, tuple[int, ..
             "kernels",
             everyone,
         )
-    if results.collective_form != arrivals.PROFILER:
+    if arrivals.PROFILER not in (results.collective_form, results.transfer_form):
         what_is_known = "no collectives were recorded"
         if results.collective_form == arrivals.MARKED:
             what_is_known = "only the marked allreduce phase is known"

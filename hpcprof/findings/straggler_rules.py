@@ -44,6 +44,16 @@ _GENERAL_ADVICE = {
 }
 
 
+_MARK_STEPS = (
+    "mark the steps and phases of the training loop with hpcprof.annotate and record at least 20 "
+    "steps on every rank"
+)
+_UNDISTURBED = (
+    "run more steps, or record fewer of them (profile.steps), so that at least 20 are left in "
+    "which nsys does not start, stop or write"
+)
+
+
 @rule
 def rank_arrives_late(results: RunResults) -> Iterator[Finding]:
     """A rank, node or group of ranks is late at the collectives in most steps.
@@ -60,7 +70,8 @@ def rank_arrives_late(results: RunResults) -> Iterator[Finding]:
 def stragglers_not_assessed(results: RunResults) -> Iterator[Finding]:
     """Too little was recorded to say whether any rank is late.
 
-    Fires: fewer than 5 comparable steps; half of the ranks missing; no collectives marked.
+    Fires: fewer than 5 comparable steps; half of the ranks missing; no collectives marked; nsys
+    was starting, stopping or writing in more steps than are left, and fewer than 20 are left.
     Stays quiet: whenever ranks could be compared, also when none is late.
     """
     if results.stragglers.status != "ok" and results.job.world_size > 1:
@@ -69,9 +80,14 @@ def stragglers_not_assessed(results: RunResults) -> Iterator[Finding]:
             level=INFO,
             status=INSUFFICIENT,
             message=f"whether a rank is late cannot be said: {results.stragglers.reason}",
-            advice="mark the steps and phases of the training loop with hpcprof.annotate and "
-            "record at least 20 steps on every rank",
+            advice=_what_would_do(results),
         )
+
+
+def _what_would_do(results: RunResults) -> str:
+    if not stragglers.are_connected(results.ranks):
+        return "see horovod-size-mismatch: they have to train together first"
+    return _UNDISTURBED if results.busy.are_too_many else _MARK_STEPS
 
 
 def _finding(results: RunResults, straggler: Straggler, cause: Cause) -> Finding:

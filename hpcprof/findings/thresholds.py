@@ -17,6 +17,10 @@ INPUT_CRITICAL_FRAC = 0.20
 # share of the step that transfer takes; the levels of all other findings
 TRANSFER_WARN_FRAC = 0.05
 TRANSFER_CRITICAL_FRAC = 0.20
+# lower end of the interval by which the profiler lengthens the steps it records
+PROFILER_INFO_FRAC = 0.05
+PROFILER_WARN_FRAC = 0.20
+
 # from here on a slow link would be critical, so that not having looked is worth saying
 LINKS_WANTED_FRAC = TRANSFER_CRITICAL_FRAC
 
@@ -26,6 +30,11 @@ def straggler_level(late_frac: float, steps: int) -> str:
     if late_frac >= STRAGGLER_CRITICAL_FRAC and steps >= CRITICAL_MIN_STEPS:
         return CRITICAL
     return WARN if late_frac >= STRAGGLER_WARN_FRAC else INFO
+
+
+def profiler_level(at_least_frac: float) -> str:
+    """Level of a profiler that lengthens the recorded steps by at least this share."""
+    return WARN if at_least_frac >= PROFILER_WARN_FRAC else INFO
 
 
 def transfer_level(transfer_frac: float, steps: int) -> str:

@@ -13,18 +13,20 @@ from hpcprof.analyses import step_matrix
 from hpcprof.analyses import timeline as timelines
 from hpcprof.analyses.causes import cause
 from hpcprof.analyses.collectives import MatchedCollectives
+from hpcprof.analyses.hangs import hang_episodes
 from hpcprof.analyses.horovod_phases import HorovodPhases, horovod_phases
 from hpcprof.analyses.interconnect import interconnect
 from hpcprof.analyses.lateness_map import lateness_map
 from hpcprof.analyses.node_reads import node_reads
 from hpcprof.analyses.phase_times import phase_times
 from hpcprof.analyses.run_results import JobEnd, RunResults
-from hpcprof.analyses.shared_steps import shared_steps
+from hpcprof.analyses.shared_steps import shared_forms
 from hpcprof.analyses.step_matrix import StepMatrix
-from hpcprof.analyses.stragglers import stragglers
+from hpcprof.analyses.stragglers import are_connected, stragglers
 from hpcprof.pipeline.agents import AgentRecords
 from hpcprof.pipeline.ingest import Ingested
 from hpcprof.pipeline.rank_parts import rank_parts, timeline_spans
+from hpcprof.pipeline.step_ends import last_ended_steps, measured_overhead
 from hpcprof.readers.slurm_accounting import job_record
 from hpcprof.reports.figures import figures_record
 from hpcprof.trace import columns as c
@@ -48,31 +50,40 @@ def analyse(ingested: Ingested, job: JobInfo, steps: range | None = None) -> Ana
     """
     store = ingested.store
     infos = tuple(store.rank_info(rank) for rank in store.ranks())
-    shared = shared_steps((info.rank, ingested.step_counts[info.rank]) for info in infos)
+    shared = shared_forms((info.rank, ingested.step_counts[info.rank]) for info in infos)
     parts = rank_parts(store, shared, steps)
-    matrix = step_matrix.across_ranks(parts.frames, job.world_size)
+    matrix = step_matrix.across_ranks(parts.frames, job.world_size, parts.busy)
+    collectives = parts.collectives
+    connected = are_connected(infos)
+    if matrix.busy.are_too_many or not connected:
+        collectives = replace(collectives, rows=collectives.rows.head(0))
     node_of = {info.rank: info.node for info in infos}
-    verdict = stragglers(matrix, node_of)
+    verdict = stragglers(matrix, node_of, connected=connected)
     agents = ingested.agents if steps is None else _agents_during(ingested, parts.collectives)
+    network = interconnect(
+        collectives, matrix.median_step_ns, agents.links, node_of, ingested.clocks
+    )
     results = RunResults(
         job=job,
         ranks=infos,
         missing=tuple(sorted(set(range(job.world_size)) - set(node_of))),
         clocks=ingested.clocks,
-        collective_form=shared.form,
-        payload_bytes=_payload(parts.frames),
+        collective_form=shared.lateness.form,
+        payload_bytes=_payload(parts.frames) or network.bytes_per_step,
         has_device_activity=any(_has_kernels(store, info.rank) for info in infos),
         stragglers=verdict,
         causes=tuple(cause(matrix, found, verdict.baseline_ranks) for found in verdict.found),
         phase_times=phase_times(matrix),
         left_out=matrix.left_out,
         job_end=_job_end(job.job_id),
-        interconnect=interconnect(
-            parts.collectives, matrix.median_step_ns, agents.links, node_of, ingested.clocks
-        ),
+        interconnect=network,
         horovod=_horovod(ingested),
         reads=node_reads(agents.samples),
         agents=ingested.agents.outcome,
+        transfer_form=shared.transfer.form,
+        busy=matrix.busy,
+        overhead=measured_overhead(store, infos),
+        hangs=hang_episodes(infos, last_ended_steps(store, infos), parts.frames),
     )
     return Analysis(results, matrix)
 

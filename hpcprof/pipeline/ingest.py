@@ -21,7 +21,7 @@ from hpcprof.pipeline.agents import AgentRecords, read_agents
 from hpcprof.pipeline.rank_parts import matched_collectives
 from hpcprof.readers.horovod_timeline import HorovodTimeline, read_timeline
 from hpcprof.reports.agent_notes import note_sentences
-from hpcprof.trace.columns import END_NS
+from hpcprof.trace.columns import BUSY, END_NS, KIND
 from hpcprof.trace.store import TraceStore
 
 AGENT = -1  # stands for the agent where anchors are kept by rank
@@ -118,8 +118,14 @@ def _read_ranks(
             store.write(trace)
             counts[rank] = step_counts(trace.spans)
             if len(trace.spans):
-                ends[node] = max(ends[node], int(trace.spans[END_NS].max()))
+                ends[node] = max(ends[node], _trained_until_ns(trace.spans))
     return counts, ends
+
+
+def _trained_until_ns(spans: pd.DataFrame) -> int:
+    """End of the last span but those in which the profiler writes: it does so afterwards too."""
+    training = spans.loc[spans[KIND] != BUSY, END_NS]
+    return int(training.max()) if len(training) else 0
 
 
 def _fit(

@@ -14,8 +14,10 @@ import pandas as pd
 
 from hpcprof.analyses import arrivals
 from hpcprof.analyses import timeline as timelines
+from hpcprof.analyses.busy_steps import busy_steps, of_any_rank
 from hpcprof.analyses.collectives import MatchedCollectives, in_steps, matched
-from hpcprof.analyses.shared_steps import SharedSteps
+from hpcprof.analyses.shared_steps import SharedForms, SharedSteps
+from hpcprof.trace.columns import STEP
 from hpcprof.trace.store import TraceStore
 
 
@@ -23,26 +25,32 @@ from hpcprof.trace.store import TraceStore
 class RankParts:
     """``frames``: rank → ``arrivals.per_rank``, of every rank; {} when there is no common form.
 
-    ``collectives``: matched, in steps chosen by ``SharedSteps``.
+    ``collectives``: matched, in steps chosen by ``SharedSteps`` and not busy. ``busy``: steps
+    during which the profiler of any rank was at work; those in ``frames`` are still there.
     """
 
     frames: Mapping[int, pd.DataFrame]
     collectives: MatchedCollectives
+    busy: tuple[int, ...] = ()
 
 
-def rank_parts(store: TraceStore, shared: SharedSteps, within: range | None = None) -> RankParts:
+def rank_parts(store: TraceStore, shared: SharedForms, within: range | None = None) -> RankParts:
     """One pass over the ranks. ``within``: of these steps only; None means all."""
-    if shared.form == arrivals.NONE:
-        return RankParts({}, matched({}, shared.form))
-    steps = shared.chosen(within)
-    frames, kept = {}, {}
+    lateness, transfer = shared
+    if lateness.form == arrivals.NONE:
+        return RankParts({}, matched({}, lateness.form))
+    steps = transfer.chosen(within)
+    frames, kept, busy = {}, {}, []
     for rank in store.ranks():
         spans = _spans(store, rank)
-        frame = arrivals.per_rank(spans, shared.form)
+        frame = arrivals.per_rank(spans, lateness.form)
         frames[rank] = frame if within is None else frame.loc[frame.index.isin(within)]
-        if rank in shared.ranks:
-            kept[rank] = in_steps(spans, shared.form, steps)
-    return RankParts(frames, _matched(kept, shared, within))
+        if rank in transfer.ranks:
+            kept[rank] = in_steps(spans, transfer.form, steps)
+        busy += [busy_steps(spans, form) for form in {lateness.form, transfer.form}]
+    left_out = of_any_rank(busy)
+    collectives = _without(_matched(kept, transfer, within), left_out)
+    return RankParts(frames, collectives, left_out)
 
 
 def matched_collectives(store: TraceStore, shared: SharedSteps) -> MatchedCollectives:
@@ -62,6 +70,13 @@ def timeline_spans(
         )
         for rank in ranks
     }
+
+
+def _without(collectives: MatchedCollectives, steps: tuple[int, ...]) -> MatchedCollectives:
+    rows = collectives.rows
+    if not steps or not len(rows):
+        return collectives
+    return replace(collectives, rows=rows[~rows[STEP].isin(steps)].reset_index(drop=True))
 
 
 def _spans(store: TraceStore, rank: int) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -11,6 +11,7 @@ from hpcprof.artifacts.atomic import read_json
 from hpcprof.artifacts.manifest import SCHEMA
 from hpcprof.artifacts.paths import ArtifactPaths
 from hpcprof.errors import InputError
+from hpcprof.readers.manifest_notes import ManifestNotes, manifest_notes
 from hpcprof.trace.columns import NO_BRACKET
 from hpcprof.trace.frame import anchors_frame
 from hpcprof.trace.model import JobInfo, Moment, RankInfo
@@ -21,15 +22,19 @@ class RankManifest:
     """What launch wrote down. ``info`` has no sources yet.
 
     ``profiler`` is "none" when none was asked for or could be started, and ``state_reason`` says
-    why; ``profiler_note`` names program, version and node.
+    why; ``profiler_note`` names program, version and node, ``profiler_version`` is "" when unknown.
+    ``state`` is what launch thought of the recording without looking into it, "" before the end.
     """
 
     info: RankInfo
     job_id: str
     profiler: str
     profiler_note: str
+    profiler_version: str
+    state: str
     state_reason: str
     visible_devices: str | None
+    notes: ManifestNotes
 
 
 def read_manifest(paths: ArtifactPaths, rank: int) -> RankManifest:
@@ -47,14 +52,20 @@ def read_manifest(paths: ArtifactPaths, rank: int) -> RankManifest:
         info = _rank_info(record)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"rank {rank}: {path} is not a manifest ({error!r})") from None
-    profiler = record.get("profiler") or {}
+    profiler = record.get("profiler")
+    if not isinstance(profiler, dict):
+        profiler = {}
+    notes = manifest_notes(record)
     return RankManifest(
-        info=info,
+        info=_with_notes(info, notes),
         job_id=str(record.get("job_id", "")),
         profiler="none" if profiler.get("fell_back") else str(profiler.get("name", "none")),
         profiler_note=_profiler_note(profiler, info.node),
+        profiler_version=str(profiler.get("version") or ""),
+        state=str(record.get("state") or ""),
         state_reason=str(record.get("state_reason") or ""),
         visible_devices=record.get("cuda_visible_devices"),
+        notes=notes,
     )
 
 
@@ -109,6 +120,16 @@ def _rank_info(record: dict[str, Any]) -> RankInfo:
         started=_moment(record.get("started")),
         ended=_moment(record.get("ended")),
         warnings=tuple(str(text) for text in record.get("warnings") or ()),
+    )
+
+
+def _with_notes(info: RankInfo, notes: ManifestNotes) -> RankInfo:
+    return replace(
+        info,
+        warnings=(*info.warnings, *notes.warnings),
+        gpus=notes.gpus,
+        horovod_size=notes.horovod_size,
+        hangs=notes.hangs,
     )
 
 

@@ -23,18 +23,20 @@ from hpcprof.readers.nsys_sqlite import NsysExport, read_export
 from hpcprof.readers.nsys_tools import NsysTools
 from hpcprof.readers.spans_reader import SpanRecords, read_span_file
 from hpcprof.readers.states import (
+    as_launch_said,
     describe,
     lost,
+    no_ranges,
     nsys_state,
     recording_state,
     spans_state,
     with_steps,
 )
-from hpcprof.readers.steps import assign_steps
+from hpcprof.readers.steps import assign_steps, step_numbers
 from hpcprof.trace.check import check_spans
-from hpcprof.trace.columns import BEFORE_NS
+from hpcprof.trace.columns import BEFORE_NS, END_NS, KIND, STEP, STEP_KIND
 from hpcprof.trace.frame import concat_spans, empty_spans
-from hpcprof.trace.model import SourceState, Trace
+from hpcprof.trace.model import Hang, SourceState, Trace
 
 
 class NodeAnchors(NamedTuple):
@@ -74,9 +76,10 @@ def read_rank(paths: ArtifactPaths, rank: int, workdir: Path, tools: NsysTools |
         state=state,
         reason=reason,
         sources=sources,
+        hangs=_dated(record.info.hangs, own),
     )
     tables = [own.spans, seen] if own else [seen]
-    return Trace(info, check_spans(concat_spans(tables)))
+    return Trace(info, check_spans(concat_spans([*tables, record.notes.busy_spans()])))
 
 
 def _read_own(paths: ArtifactPaths, rank: int) -> tuple[SpanRecords | None, SourceState]:
@@ -115,14 +118,25 @@ def _read_nsys(
     except InputError as error:
         return empty_spans(), lost("nsys", _without_folder(str(error), paths, rank))
     if not len(export.spans) and not len(export.own):
-        reason = f"the report holds no event of the training: {recording}"
-        state = SourceState("nsys", manifest.EMPTY, reason, warnings=export.warnings)
-        return empty_spans(), state
+        state = SourceState("nsys", manifest.EMPTY, warnings=export.warnings)
+        return empty_spans(), replace(state, reason=_why_empty(paths, record, own, recording))
     placement = place(export.beacons, _anchors(record, own), export.utc_epoch_ns)
     if placement is None:
         reason = "nothing ties the report's times to the node's clock (no beacon, no UTC start)"
         return empty_spans(), lost("nsys", reason)
-    return _placed(export, placement, own)
+    spans, state = _placed(export, placement, own, no_ranges(record))
+    return spans, as_launch_said(state, record)
+
+
+def _why_empty(
+    paths: ArtifactPaths, record: RankManifest, own: SpanRecords | None, recording: Path
+) -> str:
+    """Why a report without any event has none, as far as anybody knows."""
+    reason = f"the report holds no event of the training: {recording}"
+    because = record.state_reason if record.state == manifest.EMPTY else ""
+    if record.notes.nvtx_version and own is not None and len(step_numbers(own.spans)):
+        because = because or no_ranges(record)
+    return _without_folder(f"{reason}: {because}" if because else reason, paths, record.info.rank)
 
 
 def _without_folder(text: str, paths: ArtifactPaths, rank: int) -> str:
@@ -131,9 +145,12 @@ def _without_folder(text: str, paths: ArtifactPaths, rank: int) -> str:
 
 
 def _placed(
-    export: NsysExport, placement: Placement, own: SpanRecords | None
+    export: NsysExport, placement: Placement, own: SpanRecords | None, without_ranges: str
 ) -> tuple[pd.DataFrame, SourceState]:
-    """The report's spans on the node's clock with their steps, and what there is to say of them."""
+    """The report's spans on the node's clock with their steps, and what there is to say of them.
+
+    ``without_ranges``: what to say when none of our ranges is among them.
+    """
     copies = placement.apply(export.own)
     spans = placement.apply(export.spans)
     if own is None:
@@ -141,14 +158,17 @@ def _placed(
         spans = concat_spans([assign_steps(spans, copies), copies])
     else:
         spans = assign_steps(spans, own.spans)
-    state = nsys_state(export, placement, copies, None if own is None else own.spans)
-    return spans, with_steps(state, spans)
+    recorded = None if own is None else own.spans
+    state = nsys_state(export, placement, copies, recorded, without_ranges)
+    return spans, with_steps(state, spans, copies)
 
 
 def _state_without_recording(record: RankManifest) -> SourceState:
     if record.profiler == "none":
         reason = record.state_reason or "no profiler was asked for"
         return SourceState("nsys", manifest.NOT_PROFILED, reason)
+    if record.state in (manifest.EMPTY, manifest.LOST) and record.state_reason:
+        return SourceState("nsys", record.state, record.state_reason)
     ended = describe(record.info)
     because = f": {ended}" if ended else ""
     return lost("nsys", f"{record.profiler} left no report{because}")
@@ -159,6 +179,20 @@ def _anchors(record: RankManifest, own: SpanRecords | None) -> pd.DataFrame:
     if own is None:
         return unbracketed_anchors(moments)
     return _joined(own.anchors, unbracketed_anchors([own.opened, *moments]))
+
+
+def _dated(hangs: tuple[Hang, ...], own: SpanRecords | None) -> tuple[Hang, ...]:
+    """The hangs with the step after which they came, where our records tell and nobody knew."""
+    if own is None:
+        return hangs
+    steps = own.spans[own.spans[KIND] == STEP_KIND]
+    dated = []
+    for hang in hangs:
+        if hang.step is None and hang.at_ns is not None:
+            ended = steps.loc[steps[END_NS] <= hang.at_ns, STEP].dropna()
+            hang = hang._replace(step=int(ended.max()) if len(ended) else -1)
+        dated.append(hang)
+    return tuple(dated)
 
 
 def _joined(one: pd.DataFrame, two: pd.DataFrame) -> pd.DataFrame:

@@ -3,7 +3,8 @@
 What becomes of a record: a step is a span of kind ``step``; a phase is *one* span of kind ``phase``
 whose ``phase`` and ``activity`` follow from its name, and for the phase ``allreduce`` also ``op``
 (and ``bytes`` when recorded), so that it serves as the collective where nothing finer was recorded;
-everything else is ``host``. Steps and phases belong to replica 0 of the rank.
+times at which the profiler was at work are ``busy`` and belong to no step; everything else is
+``host``. Steps and phases belong to replica 0 of the rank.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from hpcprof.errors import InputError
 from hpcprof.trace.check import check_spans
 from hpcprof.trace.columns import (
     ALLREDUCE,
+    BUSY,
     HOST,
     OTHER,
     PHASE_ACTIVITY,
@@ -39,7 +41,13 @@ _RECORD_DTYPE = np.dtype(
 )
 # a longer "name" is damage: believing its length would swallow the records behind it
 _LONGEST_NAME_BYTES = 64 * 1024
-_SPAN_KINDS = {fmt.KIND_HOST: HOST, fmt.KIND_STEP: STEP_KIND, fmt.KIND_PHASE: PHASE_KIND}
+_SPAN_KINDS = {
+    fmt.KIND_HOST: HOST,
+    fmt.KIND_STEP: STEP_KIND,
+    fmt.KIND_PHASE: PHASE_KIND,
+    fmt.KIND_BUSY: BUSY,
+}
+_OF_THE_TRAINING = (fmt.KIND_STEP, fmt.KIND_PHASE)
 
 if _RECORD_DTYPE.itemsize != fmt.BLOCK_BYTES:
     raise AssertionError("the numpy dtype must be the record of span_format")
@@ -89,7 +97,8 @@ def read_span_file(path: Path, rank: int) -> SpanRecords:
     names, is_text, name_was_cut, bad_names = _read_names(records, content)
     kinds = records["flags"] & fmt.KIND_MASK
     sensible = ~is_text & (records["end"] >= records["start"]) & (records["start"] > 0)
-    is_span = sensible & (kinds < fmt.KIND_BEACON) & np.isin(records["name"], list(names))
+    is_named = np.isin(records["name"], list(names))
+    is_span = sensible & is_named & np.isin(kinds, list(_SPAN_KINDS))
     is_beacon = sensible & (kinds == fmt.KIND_BEACON)
     damaged = int((~(is_text | is_span | is_beacon)).sum()) + bad_names
     return SpanRecords(
@@ -162,16 +171,18 @@ def _spans(records: np.ndarray[Any, Any], names: dict[int, str]) -> pd.DataFrame
     kinds = records["flags"] & fmt.KIND_MASK
     phase_codes = np.where(kinds == fmt.KIND_PHASE, name_codes, -1)
     value = records["value"]
+    of_training = np.isin(kinds, _OF_THE_TRAINING)
+    no_step = (records["step"] == fmt.NO_STEP) | (kinds == fmt.KIND_BUSY)
     return spans_frame(
         {
             "start_ns": records["start"].astype(np.int64),
             "end_ns": records["end"].astype(np.int64),
-            "kind": coded(kinds, [_SPAN_KINDS[kind] for kind in sorted(_SPAN_KINDS)]),
+            "kind": coded(kinds, [_SPAN_KINDS.get(k) for k in range(max(_SPAN_KINDS) + 1)]),
             "activity": coded(phase_codes, [PHASE_ACTIVITY.get(phase) for phase in phases]),
             "name": coded(name_codes, texts),
             "lane": coded(thread_codes, [f"thread {thread}" for thread in threads]),
-            "replica": nullable_int(np.zeros(len(records)), kinds == fmt.KIND_HOST, "Int16"),
-            "step": nullable_int(records["step"], records["step"] == fmt.NO_STEP, "Int32"),
+            "replica": nullable_int(np.zeros(len(records)), ~of_training, "Int16"),
+            "step": nullable_int(records["step"], no_step, "Int32"),
             "phase": coded(phase_codes, phases),
             "bytes": nullable_int(value, value <= 0, "Int64"),
             "op": coded(phase_codes, [phase if phase == ALLREDUCE else None for phase in phases]),

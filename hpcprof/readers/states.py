@@ -5,6 +5,7 @@ An exit code of 0 and a file that exists prove nothing: nsys exits 0 with its re
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -16,12 +17,14 @@ from hpcprof.readers.nsys_clock import Placement
 from hpcprof.readers.nsys_sqlite import NsysExport
 from hpcprof.readers.spans_reader import SpanRecords
 from hpcprof.readers.steps import step_numbers
-from hpcprof.trace.columns import KIND, START_NS, STEP, STEP_KIND
+from hpcprof.trace.columns import END_NS, KIND, START_NS, STEP, STEP_KIND
 from hpcprof.trace.model import RankInfo, SourceState
 
 # our NVTX ranges start some µs apart from our records of the same step; a preempted rank loses a
 # time slice in between, rarely in half of all steps
 _STEP_START_TOLERANCE_NS = 1_000_000
+# from this version on the package nvtx records nothing under old nsys (2022.4, 2023.2 seen)
+_NVTX_TOO_NEW = (0, 2, 12)
 
 
 def lost(name: str, reason: str) -> SourceState:
@@ -43,10 +46,38 @@ def spans_state(own: SpanRecords) -> SourceState:
     return found
 
 
+def no_ranges(record: RankManifest) -> str:
+    """What to say of a report in which none of our NVTX ranges arrived."""
+    version = record.notes.nvtx_version
+    if not version:
+        return (
+            "the report holds no step range of hpcprof. The nvtx package may not fit this nsys "
+            "(0.2.12 and newer record nothing under old versions); see hpcprof doctor"
+        )
+    pair = f"nvtx {version} and nsys {record.profiler_version or 'of unknown version'}"
+    mend = "; pip install 'nvtx<0.2.12'" if _numbers(version) >= _NVTX_TOO_NEW else ""
+    return f"{pair}: no NVTX range arrived{mend}; hpcprof doctor checks the pair"
+
+
+def as_launch_said(state: SourceState, record: RankManifest) -> SourceState:
+    """The state of a usable report, with what launch says it lacks (stopped early, for example)."""
+    if record.state != manifest.PARTIAL or not record.state_reason:
+        return state
+    reason = f"{record.state_reason}; {state.reason}" if state.reason else record.state_reason
+    return replace(state, state=manifest.PARTIAL, reason=reason)
+
+
 def nsys_state(
-    export: NsysExport, placement: Placement, copies: pd.DataFrame, own: pd.DataFrame | None
+    export: NsysExport,
+    placement: Placement,
+    copies: pd.DataFrame,
+    own: pd.DataFrame | None,
+    without_ranges: str,
 ) -> SourceState:
-    """State of a placed report. ``copies`` are our ranges in it, ``own`` our records if any."""
+    """State of a placed report. ``copies`` are our ranges in it, ``own`` our records if any.
+
+    ``without_ranges``: the problem, in words, when none of our ranges is there and should be.
+    """
     problems = []
     if placement.is_guess:
         problems.append(
@@ -57,7 +88,10 @@ def nsys_state(
     if placement.drift_ppb:
         notes.append(f"the report's clock drifts by {placement.drift_ppb} ppb; corrected")
     if own is not None:
-        problems += _compare(copies, own, placement.bound_ns)
+        problems += _compare(copies, own, placement.bound_ns) if len(copies) else []
+        none_arrived = not len(copies) and not len(export.beacons)
+        if none_arrived and _ran_a_step(own, placement.apply(export.spans)):
+            problems.append(without_ranges)
     return SourceState(
         "nsys",
         manifest.PARTIAL if problems else manifest.OK,
@@ -67,9 +101,17 @@ def nsys_state(
     )
 
 
-def with_steps(state: SourceState, spans: pd.DataFrame) -> SourceState:
-    """The state with the row count and the first and last step of the spans kept."""
+def with_steps(
+    state: SourceState, spans: pd.DataFrame, copies: pd.DataFrame | None = None
+) -> SourceState:
+    """The state with the row count and the first and last step of the spans kept.
+
+    Where the source has ranges of whole steps, ``copies``, the steps are those: of the step after
+    a recording was stopped there may be a few spans.
+    """
     steps = spans[STEP].dropna()
+    if copies is not None and len(step_numbers(copies)):
+        steps = step_numbers(copies)
     return replace(
         state,
         rows=len(spans),
@@ -107,17 +149,26 @@ def describe(info: RankInfo) -> str:
     return "" if info.exit_code == 0 else f"the rank ended with exit code {info.exit_code}"
 
 
+def _ran_a_step(own: pd.DataFrame, seen: pd.DataFrame) -> bool:
+    """Whether a whole step of ours lies within the report. Both are on the node's clock."""
+    if not len(seen):
+        return False
+    steps = own[own[KIND] == STEP_KIND]
+    inside = (steps[START_NS] >= seen[START_NS].min()) & (steps[END_NS] <= seen[END_NS].max())
+    return bool(inside.any())
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The numbers of a version, to compare it by; () when it has none."""
+    return tuple(int(digits) for digits in re.findall(r"[0-9]+", version)[:3])
+
+
 def _compare(copies: pd.DataFrame, own: pd.DataFrame, bound_ns: int) -> list[str]:
     """What does not agree between our NVTX ranges and our records, within nsys's window."""
     seen = copies[copies[KIND] == STEP_KIND].drop_duplicates(STEP)
     recorded = own[own[KIND] == STEP_KIND].drop_duplicates(STEP)
-    if not len(recorded):
-        return []
-    if not len(seen):
-        return [
-            "the report holds no step range of hpcprof. The nvtx package may not fit this nsys "
-            "(0.2.12 and newer record nothing under old versions); see hpcprof doctor"
-        ]
+    if not len(recorded) or not len(seen):
+        return []  # a window may be shorter than a step
     window = recorded[recorded[STEP].between(seen[STEP].min(), seen[STEP].max())]
     problems = []
     if len(window) != len(seen):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcprof.reports.agent_notes import note_sentences
+from hpcprof.reports.profiler_notes import profiler_notes
 from hpcprof.reports.quality_tables import clock_table, order_note, quality_table
 from hpcprof.reports.table import Table
 from hpcprof.units import (
@@ -91,6 +92,7 @@ def _facts(record: dict[str, Any], judged: list[dict[str, Any]]) -> Iterator[tup
     run = record["run"]
     if run["step_ns"] is None:
         yield "step", "unknown: no step could be compared across ranks"
+        yield from _profiler(record)
         return
     text = f"{duration(run['step_ns'])} (median; {run['warm_up_steps']} warm-up steps left out)"
     late = [f for f in judged if f["rule"] == "rank-arrives-late" and f["level"] != "info"]
@@ -108,6 +110,13 @@ def _facts(record: dict[str, Any], judged: list[dict[str, Any]]) -> Iterator[tup
         yield "allreduce", f"{nbytes(run['payload_bytes'])} per step and rank{_transfer(record)}"
     if record.get("horovod"):
         yield "horovod", _horovod(record["horovod"])
+    yield from _profiler(record)
+
+
+def _profiler(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    notes = "; ".join(profiler_notes(record))
+    if notes:
+        yield "profiler", notes
 
 
 def _horovod(seen: dict[str, Any]) -> str:

@@ -25,6 +25,9 @@ def findings_record(
             "missing": list(results.missing),
             "left_out": list(results.left_out),
             "collectives": results.collective_form,
+            "transfer_collectives": results.transfer_form or results.collective_form,
+            "busy_steps": _plain(asdict(results.busy)),
+            "profiler_overhead": _plain(asdict(results.overhead)),
             "agent_notes": [_plain(asdict(note)) for note in results.agents.notes],
         },
         "findings": [_finding(finding) for finding in findings],
@@ -67,6 +70,9 @@ def _rank(info: RankInfo) -> dict[str, Any]:
             "reason": info.reason,
             "sources": {name: asdict(source) for name, source in info.sources.items()},
             "warnings": list(info.warnings),
+            "gpus": None if info.gpus is None else [gpu._asdict() for gpu in info.gpus],
+            "horovod_size": info.horovod_size,
+            "hangs": [{"step": hang.step, "seconds": hang.seconds} for hang in info.hangs],
         }
     )
 

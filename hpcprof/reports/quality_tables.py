@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from hpcprof.reports.profiler_notes import busy_note
 from hpcprof.reports.table import Table
 from hpcprof.units import counted, duration, number_list, ranks
 
@@ -15,6 +16,9 @@ _UTC_ONLY = "utc-only"  # as in findings.schema.json
 # beyond this share of the step a shift between two nodes is as large as what one looks for
 _READABLE_FRAC = 0.05
 _MAX_NODES_NAMED = 3
+# the end of a GPU's UUID, enough to see two alike; in large jobs each rank would have its own row
+_UUID_LETTERS = 4
+_MAX_UUIDS = 64
 
 
 def order_note(record: dict[str, Any]) -> str:
@@ -81,18 +85,23 @@ def clock_table(record: dict[str, Any]) -> Table:
 def quality_table(record: dict[str, Any]) -> Table:
     """What each rank recorded; ranks of which the same is to be said share a row."""
     infos = record["quality"]["ranks"]
+    with_gpus = any(info.get("gpus") is not None for info in infos)
     names = sorted({name for info in infos for name in info["sources"]}, key=_own_first)
     alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for info in infos:
-        alike.setdefault(_quality_row(info, names), []).append(info)
+        gpus = [_gpus(info, with_uuid=len(infos) <= _MAX_UUIDS)] if with_gpus else []
+        states, said = _quality_row(info, names)
+        alike.setdefault((*states, *gpus, said), []).append(info)
     rows = [
         (number_list(info["rank"] for info in group), _nodes(group), *row)
         for row, group in alike.items()
     ]
     missing = record["quality"]["missing"]
     if missing:
-        rows.append((number_list(missing), "", *("nothing" for _ in names), "", "", _NOTHING_LEFT))
-    heads = ("ranks", "node", *names, "steps", "exit code", "missing, and warnings")
+        nothing = ["nothing" for _ in names] + [""] * (3 if with_gpus else 2)
+        rows.append((number_list(missing), "", *nothing, _NOTHING_LEFT))
+    last = ("GPU", "missing, and warnings") if with_gpus else ("missing, and warnings",)
+    heads = ("ranks", "node", *names, "steps", "exit code", *last)
     everything = tuple(range(len(heads)))
     note = " ".join(_gaps(record))
     return Table("what was recorded", heads, tuple(rows), note, text_columns=everything)
@@ -105,7 +114,8 @@ def _own_first(name: str) -> tuple[bool, str]:
     return name != "spans", name
 
 
-def _quality_row(info: dict[str, Any], names: list[str]) -> tuple[str, ...]:
+def _quality_row(info: dict[str, Any], names: list[str]) -> tuple[tuple[str, ...], str]:
+    """States, steps and exit code of a rank, and what else is to be said of it."""
     sources = info["sources"]
     states = [sources[name]["state"] if name in sources else "none" for name in names]
     firsts = [s["first_step"] for s in sources.values() if s.get("first_step") is not None]
@@ -117,7 +127,21 @@ def _quality_row(info: dict[str, Any], names: list[str]) -> tuple[str, ...]:
         f"{name}: {warning}" for name, s in sources.items() for warning in s.get("warnings", [])
     ]
     said += info.get("warnings", [])
-    return (*states, steps, exit_code, "; ".join(said) or "none")
+    return (*states, steps, exit_code), "; ".join(said) or "none"
+
+
+def _gpus(info: dict[str, Any], *, with_uuid: bool) -> str:
+    """Which GPUs a rank sees: "A100 (…1c3f)", "4 × A100", "none"."""
+    gpus = info.get("gpus")
+    if gpus is None:
+        return "not read"
+    if len(gpus) != 1:
+        names = sorted({gpu["name"] or "unknown GPU" for gpu in gpus})
+        return f"{len(gpus)} × {', '.join(names)}" if gpus else "none"
+    name, uuid = gpus[0]["name"] or "GPU", gpus[0]["uuid"]
+    if not with_uuid:
+        return str(name)
+    return f"{name} (…{uuid[-_UUID_LETTERS:]})" if uuid else f"{name} (which one is not known)"
 
 
 def _nodes(group: list[dict[str, Any]]) -> str:
@@ -140,6 +164,8 @@ def _gaps(record: dict[str, Any]) -> Iterator[str]:
             f"Gap: {ranks(quality['left_out'])} recorded too few steps to be compared with the "
             "others."
         )
+    for note in busy_note(record):
+        yield f"Gap: {note}."
     compared = len(record["phases"]["ranks"])
     if compared < present:
         yield f"{compared} of {counted(present, 'recorded rank')} are compared in the verdict."

@@ -11,10 +11,12 @@ from hpcprof.trace.frame import (
     empty_spans,
     spans_frame,
 )
-from hpcprof.trace.model import JobInfo, Moment, RankInfo, SourceState, Trace
+from hpcprof.trace.model import Gpu, Hang, JobInfo, Moment, RankInfo, SourceState, Trace
 from hpcprof.trace.store import TraceStore
 
 __all__ = [
+    "Gpu",
+    "Hang",
     "JobInfo",
     "Moment",
     "RankInfo",

@@ -40,9 +40,10 @@ RECEIVED_NS = "received_ns"
 KERNEL, MEMCPY, MEMSET, COLLECTIVE, HOST = "kernel", "memcpy", "memset", "collective", "host"
 EXECUTOR_OP, IO, STEP_KIND, PHASE_KIND = "op", "io", "step", "phase"
 RUNTIME, SYNC = "runtime", "sync"
+BUSY = "busy"  # the profiler of the rank starts, stops or writes; the training goes on meanwhile
 KINDS = (
     *(KERNEL, MEMCPY, MEMSET, COLLECTIVE, HOST, EXECUTOR_OP),
-    *(IO, STEP_KIND, PHASE_KIND, RUNTIME, SYNC),
+    *(IO, STEP_KIND, PHASE_KIND, RUNTIME, SYNC, BUSY),
 )
 
 # activity: what the replica was doing

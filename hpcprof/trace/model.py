@@ -24,6 +24,30 @@ class Moment(NamedTuple):
     monotonic_ns: int
 
 
+class Gpu(NamedTuple):
+    """One GPU that a rank sees. ``visible`` is CUDA's number of it in that process.
+
+    ``uuid`` and ``name`` are None where it is not certain which GPU of the node it is.
+    """
+
+    visible: int
+    uuid: str | None
+    name: str | None
+
+
+class Hang(NamedTuple):
+    """No step for ``seconds``, as somebody noticed at ``at_ns``, CLOCK_MONOTONIC of the node.
+
+    ``step`` is the last one that had ended then: -1 for none, None when nobody knows.
+    ``has_stacks``: the rank's stacks.txt was written; not when it was noticed from outside only.
+    """
+
+    step: int | None
+    seconds: float
+    at_ns: int | None = None
+    has_stacks: bool = True
+
+
 @dataclass(frozen=True)
 class SourceState:
     """What one source ("spans" or "nsys") gave for a rank.
@@ -55,7 +79,9 @@ class RankInfo:
 
     ``pid`` and ``exit_code`` are None when unknown; ``ended`` is None for a rank that was killed
     together with its launcher. ``state`` sums the sources up; ``sources`` is keyed by their name.
-    ``started`` and ``ended`` stay on the node's clocks when the spans are aligned.
+    ``started`` and ``ended`` stay on the node's clocks when the spans are aligned. ``gpus``: those
+    the rank sees, () for none; None when nobody could tell. ``horovod_size``: hvd.size(); None
+    when it was not asked. ``hangs``: oldest first.
     """
 
     rank: int
@@ -70,6 +96,9 @@ class RankInfo:
     reason: str = ""
     sources: Mapping[str, SourceState] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    gpus: tuple[Gpu, ...] | None = None
+    horovod_size: int | None = None
+    hangs: tuple[Hang, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from hpcprof.errors import InputError
 from hpcprof.trace.check import check_spans
 from hpcprof.trace.columns import COUNTER_COLUMNS, KIND, SPAN_COLUMNS, Column
 from hpcprof.trace.frame import from_arrow, to_arrow
-from hpcprof.trace.model import Moment, RankInfo, SourceState, Trace
+from hpcprof.trace.model import Gpu, Hang, Moment, RankInfo, SourceState, Trace
 
 SCHEMA = 1
 # small enough that a few steps of one kind can be read without the rest, large enough for Parquet
@@ -129,4 +129,7 @@ def _rank_info(record: dict[str, Any]) -> RankInfo:
         for name, state in record["sources"].items()
     }
     record["warnings"] = tuple(record["warnings"])
+    gpus = record.get("gpus")  # stores of earlier versions have none of these
+    record["gpus"] = None if gpus is None else tuple(Gpu(*gpu) for gpu in gpus)
+    record["hangs"] = tuple(Hang(*hang) for hang in record.get("hangs", ()))
     return RankInfo(**record)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hpcprof.artifacts import manifest, run_record
-from hpcprof.artifacts.atomic import write_json
+from hpcprof.artifacts.atomic import read_json, write_json
 from hpcprof.artifacts.paths import ArtifactPaths
+from hpcprof.readers.spans_reader import read_span_file
 from tests.unit.span_writer import OPENED_MONOTONIC_NS, OPENED_REALTIME_NS, SpanFile
 from tests.unit.synthetic_run import HEALTHY_MS, MS, TRANSFER_MS
 
@@ -22,11 +23,12 @@ def write_run(
     steps: int = 40,
     extra_ms: Mapping[tuple[int, str], float] | None = None,
     changes: Mapping[int, Mapping[str, Any]] | None = None,
+    extra_in_step_ms: Callable[[int, str, int], float] | None = None,
 ) -> ArtifactPaths:
     """A run of equal steps; ``extra_ms`` (rank, phase) slows a rank; ``changes`` edit manifests.
 
-    Two ranks are on one node. A rank's work varies by a few µs from step to step, or its noise
-    would be 0.
+    ``extra_in_step_ms`` of (rank, phase, step) comes on top. Two ranks are on one node. A rank's
+    work varies by a few µs from step to step, or its noise would be 0.
     """
     paths = ArtifactPaths(folder)
     for rank in range(ranks):
@@ -34,10 +36,29 @@ def write_run(
         write_json(
             paths.manifest(rank), {**_manifest(rank, ranks), **(changes or {}).get(rank, {})}
         )
-    _write_spans(paths, ranks, steps, extra_ms or {})
+    always = extra_ms or {}
+
+    def extra(rank: int, phase: str, step: int) -> float:
+        at_times = extra_in_step_ms(rank, phase, step) if extra_in_step_ms else 0.0
+        return always.get((rank, phase), 0.0) + at_times
+
+    _write_spans(paths, ranks, steps, extra)
     record = run_record.new_run_record(name="small", strategy="horovod", world_size=ranks)
     paths.run_json.write_text(json.dumps(record))
     return paths
+
+
+def edit_manifest(paths: ArtifactPaths, rank: int, **fields: Any) -> None:
+    """Set fields of a rank's manifest."""
+    write_json(paths.manifest(rank), {**read_json(paths.manifest(rank), ""), **fields})
+
+
+def step_times(paths: ArtifactPaths, rank: int) -> dict[int, tuple[int, int]]:
+    """Step → start and end of its span, CLOCK_MONOTONIC of the node."""
+    spans = read_span_file(paths.spans(rank), rank).spans
+    steps = spans[spans["kind"] == "step"]
+    rows = steps[["step", "start_ns", "end_ns"]].astype("int64").values.tolist()
+    return {step: (start, end) for step, start, end in rows}
 
 
 def _manifest(rank: int, ranks: int) -> dict[str, Any]:
@@ -51,7 +72,7 @@ def _manifest(rank: int, ranks: int) -> dict[str, Any]:
 
 
 def _write_spans(
-    paths: ArtifactPaths, ranks: int, steps: int, extra_ms: Mapping[tuple[int, str], float]
+    paths: ArtifactPaths, ranks: int, steps: int, extra_ms: Callable[[int, str, int], float]
 ) -> None:
     files = [SpanFile(rank) for rank in range(ranks)]
     begin = [START_NS] * ranks
@@ -61,7 +82,7 @@ def _write_spans(
             now = begin[rank]
             for phase in ("input", "forward", "backward"):
                 wobble = (step * 7 + rank * 3) % 5 * 1000
-                end = now + int((HEALTHY_MS[phase] + extra_ms.get((rank, phase), 0)) * MS) + wobble
+                end = now + int((HEALTHY_MS[phase] + extra_ms(rank, phase, step)) * MS) + wobble
                 file.phase(now, end, phase, step)
                 now = end
             ready.append(now)

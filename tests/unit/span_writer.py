@@ -39,5 +39,8 @@ class SpanFile:
     def phase(self, start: int, end: int, name: str, step: int, nbytes: int = 0) -> SpanFile:
         return self.add(start, end, name, step, fmt.KIND_PHASE, nbytes)
 
+    def busy(self, start: int, end: int, why: str, step: int = fmt.NO_STEP) -> SpanFile:
+        return self.add(start, end, why, step, fmt.KIND_BUSY)
+
     def beacon(self, seq: int, before: int, after: int, realtime: int) -> SpanFile:
         return self.add(before, after, "beacon", seq, fmt.KIND_BEACON, realtime)

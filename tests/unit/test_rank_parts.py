@@ -48,7 +48,7 @@ def test_of_a_stretch_of_steps_the_bound_takes_some_of_that_stretch(paths, monke
     monkeypatch.setattr(shared_steps, "MOST_STEPS", 5)
     ingested = pipeline.ingest(paths, TraceStore(paths.store))
     store, counts = ingested.store, ingested.step_counts
-    shared = shared_steps.shared_steps((rank, counts[rank]) for rank in store.ranks())
+    shared = shared_steps.shared_forms((rank, counts[rank]) for rank in store.ranks())
     parts = rank_parts(store, shared, range(10, 30))
     taken = sorted(set(parts.collectives.rows["step"]))
     assert (taken[0], taken[-1]) == (10, 29)
@@ -63,10 +63,11 @@ def test_a_rank_without_collectives_has_a_frame_and_takes_nothing_from_the_other
     trace = ingested.store.read(3)
     ingested.store.write(replace(trace, spans=trace.spans.head(0)))
     counts = {**ingested.step_counts, 3: {}}
-    parts = rank_parts(ingested.store, shared_steps.shared_steps(counts.items()))
+    parts = rank_parts(ingested.store, shared_steps.shared_forms(counts.items()))
     assert (len(parts.frames), len(parts.frames[3])) == (4, 0)
     assert (parts.collectives.ranks, len(parts.collectives)) == ((0, 1, 2), 40)
-    nothing = rank_parts(ingested.store, shared_steps.SharedSteps(arrivals.NONE))
+    none = shared_steps.SharedSteps(arrivals.NONE)
+    nothing = rank_parts(ingested.store, shared_steps.SharedForms(none, none))
     assert (nothing.frames, len(nothing.collectives), nothing.collectives.dropped) == ({}, 0, 0)
 
 

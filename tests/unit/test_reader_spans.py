@@ -67,6 +67,18 @@ def test_beacons_are_given_apart_from_the_spans(tmp_path: Path) -> None:
     assert "beacon" not in got.spans["name"].tolist()
 
 
+def test_the_profiler_at_work_is_a_span_of_its_own_kind_in_no_step(tmp_path: Path) -> None:
+    file = two_steps().busy(9_910, 9_940, "profiler stop", 1)
+    got = read(tmp_path, file.content)
+    assert got.damaged == 0
+    (busy,) = got.spans[got.spans["kind"] == "busy"].to_dict("records")
+    assert (busy["start_ns"], busy["end_ns"], busy["name"]) == (9_910, 9_940, "profiler stop")
+    assert all(pd.isna(busy[name]) for name in ("step", "phase", "replica", "activity", "op"))
+    others = got.spans[got.spans["kind"] != "busy"].reset_index(drop=True)
+    expected = read(tmp_path, two_steps().content).spans
+    assert others.astype(object).equals(expected.astype(object))
+
+
 def test_file_with_a_header_only_is_empty_not_broken(tmp_path: Path) -> None:
     got = read(tmp_path, SpanFile().content)
     assert (len(got.spans), len(got.anchors), got.warnings) == (0, 0, ())

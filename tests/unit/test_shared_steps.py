@@ -53,6 +53,35 @@ def test_the_finest_form_that_all_ranks_have_is_taken():
         assert apart.uneven() == 0
 
 
+def forms(ranks):
+    """SharedForms of rank → spans."""
+    return shared.shared_forms((rank, shared.step_counts(table)) for rank, table in ranks.items())
+
+
+def test_a_window_of_the_profiler_judges_transfer_and_the_marks_judge_lateness():
+    marks = spans([(c.ALLREDUCE, step, 10 * step, 10 * step + 5) for step in range(40)])
+    window = concat_spans([marks, calls(dict.fromkeys(range(10, 29), 2))])
+    lateness, transfer = forms({0: window, 1: window})
+    assert (lateness.form, len(lateness.chosen())) == (MARKED, 40)
+    assert (transfer.form, transfer.chosen().tolist()) == (PROFILER, list(range(10, 29)))
+
+
+def test_the_profiler_judges_lateness_from_half_of_the_marked_steps_on_every_rank():
+    marks = spans([(c.ALLREDUCE, step, 10 * step, 10 * step + 5) for step in range(40)])
+    half = concat_spans([marks, calls(dict.fromkeys(range(20), 2))])
+    less = concat_spans([marks, calls(dict.fromkeys(range(19), 2))])
+    unmarked = calls(dict.fromkeys(range(5), 2))
+    assert [form.form for form in forms({0: half, 1: half})] == [PROFILER, PROFILER]
+    # one rank whose window is shorter decides for all: forms are never mixed
+    assert [form.form for form in forms({0: half, 1: less})] == [MARKED, PROFILER]
+    # a rank without marks: there is no marked form that all ranks have
+    assert [form.form for form in forms({0: less, 1: unmarked})] == [PROFILER, PROFILER]
+    # steps that were not marked do not count as covered
+    elsewhere = concat_spans([marks, calls(dict.fromkeys(range(100, 140), 2))])
+    assert forms({0: elsewhere}).lateness.form == MARKED
+    assert [form.form for form in forms({0: marks, 1: half})] == [MARKED, MARKED]
+
+
 def test_a_rank_without_any_collective_takes_no_step_from_the_others():
     found = of({0: MARKS, 1: MARKS.head(0), 2: MARKS})
     assert (found.form, found.ranks, found.chosen().tolist()) == (MARKED, (0, 2), [0, 1])
