@@ -57,7 +57,7 @@ def capture(subject: Subject) -> Iterator[Row]:
     if subject.request.profiler == "none":
         return
     build = build_of(subject)
-    if build is None or subject.python is None:
+    if build is None or not subject.python:
         lacking = "no nsys" if build is None else "no Python of a training"
         yield not_checked(_NAME, f"{lacking} to try it with", "Mend the rows above first.")
         return
@@ -82,7 +82,7 @@ def _record(subject: Subject, build: NsysBuild, folder: Path) -> Captured:
     )
     write_json(paths.run_json, record)
     argv = [sys.executable, "-I", "-m", "hpcprof", "launch", "--run-dir", str(paths.root), "--"]
-    argv += [str(subject.python), "-c", programs.text_of("ranges")]
+    argv += [*subject.python, "-c", programs.text_of("ranges")]
     mark = f"{os.getpid()}-{folder.name}"
     environ = {
         **{n: v for n, v in subject.environ.items() if not n.startswith(_FOREIGN)},
@@ -135,8 +135,7 @@ def judge(captured: Captured, subject: Subject) -> Row:
             return not_checked(_NAME, f"the program failed: {answer['problem']}", advice)
         what = f"no ranges of ours: {answer['problem']}"
         if subject.assumed:
-            advice = "Name the job spec, or the training's Python with --python PATH."
-            return not_checked(_NAME, f"{what} ({subject.assumed})", advice)
+            return not_checked(_NAME, f"{what} ({subject.assumed})", subject.naming_advice)
         return warn(_NAME, what, NVTX_ADVICE)
     pair = f"nvtx {answer['nvtx']} and nsys {captured.nsys}"
     if captured.ranges is None:

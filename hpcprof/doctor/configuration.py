@@ -15,8 +15,9 @@ from hpcprof.doctor.subject import Request
 from hpcprof.errors import EnvironmentLacksError, HpcprofError, UsageError
 from hpcprof.job_spec import JobSpec, load_spec
 from hpcprof.site_config import AUTO, FALLBACK, Site, detect_site, load_site
+from hpcprof.submit.containers import training_command
 from hpcprof.submit.extras import check_srun
-from hpcprof.submit.options import job_directives, srun_options
+from hpcprof.submit.options import is_profiled, job_directives, srun_options
 from hpcprof.submit.placement import Placement, place
 from hpcprof.submit.script import render_job_script
 from hpcprof.submit.slurm import cluster_name
@@ -139,18 +140,21 @@ def _request(spec: JobSpec | None, site: Site, placement: Placement | None) -> R
     if spec is None:
         return request
     profile = spec.profile
-    is_profiled = profile.profiler != "none"
+    # without a placement something in the spec is wrong, maybe just this
+    words = training_command(spec, site) if placement else spec.command
     return request._replace(
         strategy=spec.strategy,
         gpus_per_node=spec.gpus_per_node,
         profiler=profile.profiler,
         nsys_trace=site.nsys.trace if profile.trace is None else profile.trace,
         nsys_extra=[*site.nsys.extra, *profile.extra],
-        profile_modules=site.modules.profile_load if is_profiled else (),
+        profile_modules=site.modules.profile_load if is_profiled(spec) else (),
         activations=[text for text in (site.python.activate, spec.python.activate) if text],
         env={**site.env.set, **spec.env},
         workdir=str(placement.workdir) if placement else "",
         command=spec.command,
+        container=spec.container.runtime if spec.container else "",
+        container_words=words[: len(words) - len(spec.command)],
     )
 
 

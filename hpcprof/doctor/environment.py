@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hpcprof.doctor import command
 from hpcprof.doctor.row import Row, fail, not_checked, ok, warn
-from hpcprof.doctor.subject import Request
+from hpcprof.doctor.subject import PYXIS, Request
 
 NAME = "environment"
 _SECONDS = 15.0
@@ -25,7 +25,7 @@ class Environment(NamedTuple):
     """The training's variables, its interpreter as in ``Subject``, and rows on the way there."""
 
     environ: Mapping[str, str]
-    python: str | None
+    python: Sequence[str]
     assumed: str
     rows: list[Row]
 
@@ -96,17 +96,25 @@ def judge(request: Request, problems: list[str]) -> Iterator[Row]:
         yield ok(NAME, "modules and python.activate work")
 
 
-def find_python(request: Request, environ: Mapping[str, str]) -> tuple[str | None, str]:
-    """The training's interpreter, and why it is a guess ("" when it is none)."""
+def find_python(request: Request, environ: Mapping[str, str]) -> tuple[Sequence[str], str]:
+    """The training's interpreter as in ``Subject``, and why it is a guess ("" when it is none)."""
     if request.python:
-        return request.python, ""
+        return (request.python,), ""
+    if request.container == PYXIS:
+        return (), "the training runs in a Pyxis container, which doctor does not enter"
     first = request.command[0] if request.command else ""
-    if _PYTHON_RE.match(os.path.basename(first)):
-        if "/" in first:
-            path = os.path.join(request.workdir or os.getcwd(), first)
-            return (path if os.access(path, os.X_OK) else None), ""
-        return command.find(first, environ), ""
+    is_python = bool(_PYTHON_RE.match(os.path.basename(first)))
+    if request.container_words:
+        assumed = "" if is_python else f"the command starts with {first}, so python3 was taken"
+        runs = command.find(request.container_words[0], environ) is not None
+        words = (*request.container_words, first if is_python else "python3")
+        return (words if runs else ()), assumed
+    if is_python and "/" in first:
+        path = os.path.join(request.workdir or os.getcwd(), first)
+        return ((path,) if os.access(path, os.X_OK) else ()), ""
+    if is_python:
+        found = command.find(first, environ)
+        return ((found,) if found else ()), ""
     found = command.find("python", environ) or command.find("python3", environ)
-    if first:
-        return found, f"the command starts with {first}, so python on PATH was looked at"
-    return found, "no job spec and no --python, so python on PATH was looked at"
+    why = f"the command starts with {first}" if first else "no job spec and no --python"
+    return ((found,) if found else ()), f"{why}, so python on PATH was looked at"

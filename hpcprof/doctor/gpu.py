@@ -117,11 +117,11 @@ def libraries(subject: Subject) -> Iterator[Row]:
     """Can the training load libcuda and libcupti?"""
     if not device_files():
         return
-    if subject.python is None:
-        advice = "Name the job spec, or the training's Python with --python PATH."
-        yield not_checked("GPU libraries", "no Python of a training to try it with", advice)
+    if not subject.python:
+        what = "no Python of a training to try it with"
+        yield not_checked("GPU libraries", what, subject.naming_advice)
         return
-    argv = [subject.python, "-c", programs.text_of("libraries")]
+    argv = [*subject.python, "-c", programs.text_of("libraries")]
     said = command.run(argv, subject.environ, seconds=_SECONDS)
     found = programs.answers(said.text)
     if not found:

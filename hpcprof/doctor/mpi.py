@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hpcprof.doctor import command, programs
@@ -26,16 +26,16 @@ def world(subject: Subject) -> Iterator[Row]:
     if tasks < 2:
         yield not_checked(_NAME, "one task alone proves nothing", "Set nodes: 2 in a job spec.")
         return
-    if subject.python is None:
-        advice = "Name the job spec, or the training's Python with --python PATH."
-        yield not_checked(_NAME, "no Python of a training to try it with", advice)
+    if not subject.python:
+        what = "no Python of a training to try it with"
+        yield not_checked(_NAME, what, subject.naming_advice)
         return
     by = _package(subject.python, subject.environ, subject.request)
     if by is None:
         advice = "Install mpi4py into the training's environment, built with its MPI."
         yield not_checked(_NAME, "neither Horovod nor mpi4py in the training's Python", advice)
         return
-    argv = [subject.python, "-c", programs.text_of("world"), by]
+    argv = [*subject.python, "-c", programs.text_of("world"), by]
     try:
         said = command.run(argv, subject.environ, seconds=_SECONDS)
     except command.NoAnswerError as error:
@@ -45,9 +45,9 @@ def world(subject: Subject) -> Iterator[Row]:
     yield judge(found[0] if found else {}, said, subject.environ, tasks)
 
 
-def _package(python: str, environ: Mapping[str, str], request: Request) -> str | None:
+def _package(python: Sequence[str], environ: Mapping[str, str], request: Request) -> str | None:
     """What to ask with: Horovod, if the training uses it, as its MPI is what matters."""
-    said = command.run([python, "-c", _HAS], environ, seconds=8.0)
+    said = command.run([*python, "-c", _HAS], environ, seconds=8.0)
     if "'horovod'" in said.text and request.strategy != "multiworker":
         return "horovod"
     return "mpi4py" if "'mpi4py'" in said.text else None

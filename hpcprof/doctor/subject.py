@@ -12,14 +12,16 @@ from typing import Any, NamedTuple
 
 # the request of a node part; a variable and not an argument, as ``env`` is nobody else's business
 VARIABLE = "HPCPROF_DOCTOR"
+PYXIS = "pyxis"  # a container of the whole task, which we are not in
 
 
 class Request(NamedTuple):
     """What spec and site ask for; without a spec what the command line and defaults say.
 
-    ``strategy`` None: no spec, so nobody knows. ``command`` () likewise. ``python`` is a path given
-    by hand. ``probe`` is a file that the asking machine has left in the output folder, "" for none,
-    and ``token`` its content.
+    ``strategy`` None: no spec, so nobody knows. ``command`` () likewise. ``container`` is the
+    runtime that the training runs in, ``container_words`` what stands before the command then.
+    ``python`` is a path given by hand. ``probe`` is a file that the asking machine has left in the
+    output folder, "" for none, and ``token`` its content.
     """
 
     spec: str = ""
@@ -38,6 +40,8 @@ class Request(NamedTuple):
     env: Mapping[str, str] = {}
     workdir: str = ""
     command: Sequence[str] = ()
+    container: str = ""
+    container_words: Sequence[str] = ()
     python: str | None = None
     interpreter: str = ""
     output_dir: str = ""
@@ -64,16 +68,24 @@ class Request(NamedTuple):
 class Subject(NamedTuple):
     """The request, and what the training would find on this machine.
 
-    ``environ`` is the training's environment. ``python`` is its interpreter, None when there is
-    none. ``assumed``: why the interpreter is only a guess, "" when spec or user name it.
-    ``on_node``: this is one task per node inside srun.
+    ``environ`` is the training's environment. ``python`` is its interpreter, with what must stand
+    before it to get into a container; () when there is none. ``assumed``: why the interpreter is
+    only a guess or missing, "" when spec or user name it. ``on_node``: this is one task per node
+    inside srun.
     """
 
     request: Request
     environ: Mapping[str, str]
-    python: str | None = None
+    python: Sequence[str] = ()
     assumed: str = ""
     on_node: bool = False
+
+    @property
+    def naming_advice(self) -> str:
+        """What to do where the training's Python is not known."""
+        if self.request.container == PYXIS:
+            return "Put hpcprof into the image and run hpcprof doctor inside, under the same srun."
+        return "Name the job spec, or the training's Python with --python PATH."
 
 
 def node_name(environ: Mapping[str, str] = os.environ) -> str:

@@ -13,7 +13,7 @@ from hpcprof.doctor.subject import Request, Subject
 
 # importing TensorFlow from a cold network file system
 _SECONDS = 28.0
-_NAME_IT = "Name the job spec, or the training's Python with --python PATH."
+_NAME_IT = "Name the training's Python with --python PATH."
 _LEAST_PYTHON = [3, 8]
 NVTX_ADVICE = "Install it into the training's environment: pip install 'nvtx<0.2.12'"
 # nvtx from 0.2.12 on was seen to record nothing with these; the first good nsys is not known
@@ -26,10 +26,11 @@ Packages = Mapping[str, "str | None"]
 @check("training", where=NODE, lane="training", limit_s=_SECONDS + 5, instead=_NAME_IT)
 def environment(subject: Subject) -> Iterator[Row]:
     """Can the training's Python import TensorFlow and Horovod, built as hpcprof needs them?"""
-    if subject.python is None:
-        yield _unknown(subject, "there is no python in the training's environment")
+    if not subject.python:
+        yield _unknown(subject, "there is no python to ask")
         return
-    argv = [subject.python, "-c", programs.text_of("packages")]
+    python = " ".join(subject.python)
+    argv = [*subject.python, "-c", programs.text_of("packages")]
     try:
         said = command.run(argv, subject.environ, seconds=_SECONDS)
         printed, problem = said.text, f"it ended with code {said.code}: {said.last_line}"
@@ -37,11 +38,11 @@ def environment(subject: Subject) -> Iterator[Row]:
         printed, problem = "", str(error)
     found = programs.answers(printed)
     if not found:
-        yield _unknown(subject, f"{subject.python}: {problem}")
+        yield _unknown(subject, f"{python}: {problem}")
         return
     packages: Packages = found[0].get("packages") or {}
     if subject.assumed and not _tensorflow(packages):
-        yield _unknown(subject, f"no TensorFlow in {subject.python}")
+        yield _unknown(subject, f"no TensorFlow in {python}")
         return
     yield judge_python(found[0], subject.assumed)
     imported = found[1] if len(found) > 1 else {}
@@ -55,7 +56,7 @@ def environment(subject: Subject) -> Iterator[Row]:
 
 def _unknown(subject: Subject, what: str) -> Row:
     if subject.assumed:
-        return not_checked("training", f"{what} ({subject.assumed})", _NAME_IT)
+        return not_checked("training", f"{what} ({subject.assumed})", subject.naming_advice)
     advice = "Mend command: or python.activate in the job spec; the training would not start."
     return fail("training", what, advice)
 
@@ -77,7 +78,7 @@ def judge_tensorflow(
     installed = _tensorflow(packages)
     if installed is None:
         advice = "Install it into the training's environment, or mend python.activate."
-        yield fail("TensorFlow", f"not installed in {subject.python}", advice)
+        yield fail("TensorFlow", f"not installed in {' '.join(subject.python)}", advice)
         return
     found = imported.get("tensorflow")
     if found is None:
