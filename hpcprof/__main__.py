@@ -10,6 +10,7 @@ from typing import Sequence
 # argparse only: the training's environment has no click, and the way to the training is short
 _IN_JOB_VERBS = {
     "launch": "hpcprof.launch.cli",
+    "flush": "hpcprof.launch.flush",
     "agent": "hpcprof.launch.agent.cli",
     "workload": "hpcprof.workloads.cli",
 }

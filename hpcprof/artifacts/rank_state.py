@@ -15,7 +15,8 @@ HOROVOD_SIZE = "horovod-size"  # hvd.size() after the first step
 OPEN_WINDOW = "window-open"  # the first step to record begins; text: CLOCK_MONOTONIC ns
 CLOSE_WINDOW = "window-close"  # the last one has ended; text: CLOCK_MONOTONIC ns
 HANG = "hang"  # no step for too long; text: see ``annotate.watchdog``
-STOP = "stop"  # end the recording now and write it; text: why, in words
+STOP = "stop"  # end the recording now and write it; text: why: "before the time limit"
+STOPPED = "stopped"  # the launcher's answer to it; text: "ok: …" or "problem: …", in words
 
 
 def leave(folder: str | os.PathLike[str], name: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Which nsys is installed, what it can do, and its command line. Starts no profiling.
+"""Which nsys is installed and what it can do. Makes no command line (nsys_command).
 
 Options differ between versions, so what the installed one's own help text does not list is not
 asked for; version numbers are never compared.
@@ -14,20 +14,19 @@ from pathlib import Path
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 _HELP_TIMEOUT_SECONDS = 20
-_OPTION_RE = re.compile(r"^\s*(?:-\w, )?--([a-z][a-z0-9-]*)", re.MULTILINE)
+# "-s, --sample="; deprecated ones begin with that word, do nothing, and are not ours
+_OPTION_RE = re.compile(r"^\s*(?:-(\w), )?--([a-z][a-z0-9-]*)", re.MULTILINE)
 # "Possible values are 'cuda', 'nvtx', ..." of --trace; also "Select ... from: 'cuda',"
 _TRACE_RE = re.compile(r"^\s*-t, --trace=.*?(?=^\s*(?:-\w, )?--[a-z])", re.MULTILINE | re.DOTALL)
 _QUOTED_RE = re.compile(r"'([a-z0-9-]+)'")
 
-# each ends the training when the recording ends, or lets the job step end before the training
-_ENDS_TRAINING = frozenset(
-    ("--duration", "-d", "--duration-frames", "--kill", "--stop-on-exit", "-x", "--wait")
-)
-_TAKEN = frozenset(("--output", "-o", "--session-new", "--force-overwrite", "-f"))
-
 
 class NsysBuild(NamedTuple):
-    """One installed nsys: its trace kinds and long options (without dashes)."""
+    """One installed nsys: its trace kinds, and the options of ``nsys profile``.
+
+    Options are without dashes, long and short: "sample", "s". One that ends in a dash stands for
+    all that begin so: "nvtx-domain-".
+    """
 
     path: str
     version: str
@@ -35,11 +34,11 @@ class NsysBuild(NamedTuple):
     options: Sequence[str]
 
 
-class Session(NamedTuple):
-    """What one recording needs: nsys's session name, and the report's path without ending."""
+class Interactive(NamedTuple):
+    """The options of ``nsys launch`` and ``nsys start``, by which a window is controlled."""
 
-    name: str
-    report_stem: Path
+    launch_options: Sequence[str]
+    start_options: Sequence[str]
 
 
 def find_nsys(wanted: str | None, environ: Mapping[str, str]) -> str | None:
@@ -60,20 +59,30 @@ def inspect_nsys(path: str, cache_folder: Path) -> NsysBuild:
 
     Raises OSError when it cannot be run, ValueError when its help text is not understood.
     """
-    real = os.path.realpath(path)
-    found = os.stat(real)
-    key = f"{real}\n{found.st_mtime_ns}\n{found.st_size}"
-    cache = cache_folder / f"nsys-build-{zlib.crc32(key.encode()):08x}.json"
-    try:
-        stored = json.loads(cache.read_text(encoding="utf-8"))
-        if stored["key"] == key:
-            return NsysBuild(path, stored["version"], stored["trace_kinds"], stored["options"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # none yet, or not ours: ask again
+    cache, key = _cache(path, cache_folder, "build")
+    stored = _stored(cache, key, NsysBuild._fields)
+    if stored is not None:
+        return NsysBuild(**stored)._replace(path=path)
     version = _run([path, "--version"]).strip().splitlines()
     build = parse_help(path, version[-1] if version else "", _run([path, "profile", "--help"]))
     _store(cache, {"key": key, **build._asdict()})
     return build
+
+
+def inspect_interactive(path: str, cache_folder: Path) -> Interactive:
+    """What ``nsys launch`` and ``nsys start`` can do; asked only where a window needs them.
+
+    Raises OSError when it cannot be run.
+    """
+    cache, key = _cache(path, cache_folder, "interactive")
+    stored = _stored(cache, key, Interactive._fields)
+    if stored is not None:
+        return Interactive(**stored)
+    found = Interactive(
+        _options(_run([path, "launch", "--help"])), _options(_run([path, "start", "--help"]))
+    )
+    _store(cache, {"key": key, **found._asdict()})
+    return found
 
 
 def parse_help(path: str, version: str, help_text: str) -> NsysBuild:
@@ -84,8 +93,31 @@ def parse_help(path: str, version: str, help_text: str) -> NsysBuild:
     if not kinds:
         raise ValueError("the help text of nsys lists no trace kinds")
     match = re.search(r"version ([0-9.]+[0-9])", version)
-    options = sorted(set(_OPTION_RE.findall(help_text)))
-    return NsysBuild(path, match.group(1) if match else version, kinds, options)
+    return NsysBuild(path, match.group(1) if match else version, kinds, _options(help_text))
+
+
+def _options(help_text: str) -> list[str]:
+    return sorted({name for pair in _OPTION_RE.findall(help_text) for name in pair if name})
+
+
+def _cache(path: str, folder: Path, what: str) -> tuple[Path, str]:
+    """Where the answer of this build is kept, and the key that must stand in it.
+
+    Raises OSError when there is no such program.
+    """
+    real = os.path.realpath(path)
+    found = os.stat(real)
+    key = f"{real}\n{found.st_mtime_ns}\n{found.st_size}"
+    return folder / f"nsys-{what}-{zlib.crc32(key.encode()):08x}.json", key
+
+
+def _stored(cache: Path, key: str, names: Iterable[str]) -> dict[str, Any] | None:
+    """The kept answer, None when there is none, or another build's, or not ours."""
+    try:
+        stored = json.loads(cache.read_text(encoding="utf-8"))
+        return {name: stored[name] for name in names} if stored["key"] == key else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _run(argv: Sequence[str]) -> str:
@@ -138,58 +170,3 @@ def node_has_gpu(environ: Mapping[str, str]) -> bool:
         return True
     folders = environ.get("PATH", os.defpath).split(os.pathsep)
     return any(os.path.exists(os.path.join(folder, "nvidia-smi")) for folder in folders if folder)
-
-
-def profile_argv(
-    build: NsysBuild, session: Session, traces: Sequence[str], extra: Sequence[str]
-) -> tuple[list[str], list[str]]:
-    """``nsys profile`` without the command, and warnings about what was left out of ``extra``.
-
-    Not given on purpose: -f (two ranks of one name would overwrite each other silently),
-    --duration and --kill (they end the training), the osrt threshold.
-    """
-    allowed, warnings = _allowed(extra)
-    argv = [build.path, "profile", f"--trace={','.join(traces)}"]
-    chosen = {option.split("=")[0] for option in allowed}
-    # wait=primary: with the default, a helper process left behind by the training blocks the job
-    defaults = [("sample", "none"), ("cpuctxsw", "none"), ("wait", "primary")]
-    for option, value in defaults:
-        if option in build.options and f"--{option}" not in chosen:
-            argv.append(f"--{option}={value}")
-    argv.append(f"--session-new={session.name}")
-    # nsys substitutes %h, %p and %q{...} in the name; ours is literal
-    argv += ["-o", str(session.report_stem).replace("%", "%%")]
-    if has_capture_range(allowed) and "--capture-range-end" not in chosen:
-        # the default, stop-shutdown, sends TERM to the training at the end of the range
-        argv.append("--capture-range-end=stop")
-    return argv + allowed, warnings
-
-
-def has_capture_range(extra: Iterable[str]) -> bool:
-    """True when recording begins only when the training asks for it."""
-    return any(
-        o.startswith("--capture-range=") or o == "-c" or o == "--capture-range" for o in extra
-    )
-
-
-def _allowed(extra: Sequence[str]) -> tuple[list[str], list[str]]:
-    """``extra`` without the options that would end the training or take the report elsewhere."""
-    allowed: list[str] = []
-    warnings: list[str] = []
-    skip_value = False
-    for option in extra:
-        if skip_value and not option.startswith("-"):
-            skip_value = False
-            continue
-        skip_value = False
-        name = option.split("=")[0]
-        ends_training = name in _ENDS_TRAINING or (
-            name == "--capture-range-end" and option.partition("=")[2].find("shutdown") >= 0
-        )
-        if ends_training or name in _TAKEN:
-            why = "it can end the training" if ends_training else "hpcprof sets it itself"
-            warnings.append(f"nsys option {option} was left out: {why}")
-            skip_value = "=" not in option
-            continue
-        allowed.append(option)
-    return allowed, warnings

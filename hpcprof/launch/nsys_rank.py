@@ -4,34 +4,46 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Mapping
+from typing import TYPE_CHECKING, Sequence
 
 from hpcprof.artifacts import manifest
 from hpcprof.artifacts.rank_env import RankEnv
-from hpcprof.launch import nsys, nsys_result, nsys_start, state_folder
+from hpcprof.artifacts.step_range import StepRange
+from hpcprof.launch import (
+    environment,
+    nsys,
+    nsys_command,
+    nsys_result,
+    nsys_start,
+    state_folder,
+    window,
+)
+from hpcprof.launch.nsys_recording import Recording
 from hpcprof.launch.nsys_watch import Watch
 from hpcprof.launch.processes import Fate, say
+from hpcprof.launch.rank_messages import RankMessages
 
 if TYPE_CHECKING:
-    from hpcprof.launch.rank import Scene
+    from hpcprof.launch.rank import Application, Scene
 
 
-def run(scene: Scene, scratch: Path, state: Path, environ: Mapping[str, str]) -> Fate | None:
+def run(
+    scene: Scene, scratch: Path, messages: RankMessages, application: Application
+) -> Fate | None:
     """Run the application under nsys; None when it has not been started and can be run plainly.
 
-    ``environ`` is the application's. What happened goes into the record.
+    What happened goes into the record.
     """
     record = scene.record
     record.profiler = {"name": "nsys", "fell_back": True}
     try:
-        plan = _plan(scene, scratch, state, environ)
+        plan = _plan(scene, scratch, messages.state, application)
     except (OSError, ValueError) as error:
         _fall_back(scene, f"nsys cannot be used: {error}")
         return None
     if isinstance(plan, str):
         _fall_back(scene, plan)
         return None
-    record.profiler.update(path=plan.build.path, version=plan.build.version)
     try:
         running, problems = nsys_start.start(plan, scene.inbox)
     except nsys_start.StartInterruptedError as interruption:
@@ -49,14 +61,24 @@ def run(scene: Scene, scratch: Path, state: Path, environ: Mapping[str, str]) ->
     )
     if running.started is not None:
         record.application_pid = running.started.application_pid or None
-    ending = Watch(running, scene.inbox, record.application_ended).until_end()
+    recording = Recording(plan, running, record, messages, scene.inbox)
+    record.update()
+    ending = Watch(running, scene.inbox, recording, record.application_ended).until_end()
     record.warnings += ending.warnings
     record.profiler["returncode"] = ending.nsys.code if ending.nsys else None
-    on_request = nsys.has_capture_range(scene.settings["nsys_extra"])
-    judged = nsys_result.result(record.paths, record.identity.rank, ending, on_request=on_request)
+    course = nsys_result.Course(
+        _never_began(scene, recording), recording.stopped, recording.problem
+    )
+    judged = nsys_result.result(record.paths, record.identity.rank, ending, course)
     record.warnings += judged.warnings
     record.state, record.state_reason = judged.state, judged.reason
     return ending.application
+
+
+def _never_began(scene: Scene, recording: Recording) -> str | None:
+    if nsys_command.has_capture_range(scene.settings["nsys_extra"]):
+        return "the training never reached the range to record"
+    return recording.never_began()
 
 
 def _fall_back(scene: Scene, why: str) -> None:
@@ -68,7 +90,7 @@ def _fall_back(scene: Scene, why: str) -> None:
 
 
 def _plan(
-    scene: Scene, scratch: Path, state: Path, environ: Mapping[str, str]
+    scene: Scene, scratch: Path, state: Path, application: Application
 ) -> nsys_start.Plan | str:
     """The plan of the start, or why there can be none. Raises OSError, ValueError."""
     record, settings = scene.record, scene.settings
@@ -79,27 +101,69 @@ def _plan(
     if obstacle is not None:
         return f"nsys cannot be used: {obstacle}"
     build = nsys.inspect_nsys(path, scratch)
+    record.profiler.update(path=build.path, version=build.version)
+    environ = application.environ
     has_gpu = nsys.node_has_gpu(environ)
     traces = nsys.trace_kinds(build, settings["nsys_trace"], environ, has_gpu=has_gpu)
     if not traces:
         return "nothing of nsys_trace can be recorded here"
-    identity, rank = record.identity, record.identity.rank
-    session = nsys.Session(session_name(identity), record.paths.nsys_stem(rank))
-    _, warnings = nsys.profile_argv(build, session, traces, settings["nsys_extra"])
-    record.warnings += warnings
+    commands, wanted = _commands(scene, scratch, build, traces)
+    if wanted is not None:
+        application = application._replace(environ=environment.with_window(environ, str(wanted)))
+    nsys_folder = Path(os.path.realpath(path)).parent
+    application = application.with_visible([record.paths.root, scratch, nsys_folder])
     return nsys_start.Plan(
-        build=build,
-        traces=traces,
-        extra=settings["nsys_extra"],
-        session=session,
+        commands=commands,
+        window=wanted,
+        session=session_name(record.identity),
         scratch=scratch,
         state=state,
-        log=record.paths.nsys_log(rank),
-        command=scene.request.command,
-        environ=environ,
+        log=record.paths.nsys_log(record.identity.rank),
+        command=application.command,
+        environ=application.environ,
         umask=scene.umask,
-        node=identity.node,
+        node=record.identity.node,
     )
+
+
+def _commands(
+    scene: Scene, scratch: Path, build: nsys.NsysBuild, traces: Sequence[str]
+) -> tuple[nsys_command.Commands, window.Window | None]:
+    """How to record, and which steps; all of them where a window cannot be had."""
+    record, extra = scene.record, scene.settings["nsys_extra"]
+    stem = record.paths.nsys_stem(record.identity.rank)
+    wanted = _window(scene, traces)
+    if wanted is not None and wanted.mode == window.HOST:
+        try:
+            found = nsys.inspect_interactive(build.path, scratch)
+            commands, warnings = nsys_command.interactive(build, found, stem, traces, extra)
+        except (OSError, ValueError) as error:
+            record.warnings.append(f"the whole run is recorded: {error}")
+            wanted = None
+        else:
+            record.warnings += warnings
+            return commands, wanted
+    commands, warnings = nsys_command.profile(build, stem, traces, extra, window=wanted is not None)
+    record.warnings += warnings
+    return commands, wanted
+
+
+def _window(scene: Scene, traces: Sequence[str]) -> window.Window | None:
+    """The steps to record; None for all, or when the user has a capture range."""
+    settings, warnings = scene.settings, scene.record.warnings
+    text = settings["profile_steps"]
+    if not text:
+        return None
+    if nsys_command.has_capture_range(settings["nsys_extra"]):
+        warnings.append("nsys_extra has a capture range, so profile_steps is not obeyed")
+        return None
+    try:
+        steps = StepRange.from_text(str(text))
+    except ValueError as error:
+        warnings.append(f"profile_steps: {error}; the whole run is recorded")
+        return None
+    # nsys listens to cuProfilerStart only where it traces cuda
+    return window.Window(steps, window.CUDA if "cuda" in traces else window.HOST)
 
 
 def session_name(identity: RankEnv) -> str:

@@ -6,15 +6,14 @@ Looks at existence and size only; collect judges the content.
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import NamedTuple
 
 from hpcprof.artifacts import manifest
 from hpcprof.artifacts.paths import ArtifactPaths
+from hpcprof.launch.nsys_files import generated, read_log, size
 from hpcprof.launch.nsys_watch import Ending
 
-_GENERATED_RE = re.compile(r"^Generated:\n((?:[ \t]+\S.*\n?)+)", re.MULTILINE)
 _AGENT_LOST = "Connection to the Agent lost"
 # what stays free in the run folder beside a rescued recording
 _MARGIN_BYTES = 2**20
@@ -28,41 +27,63 @@ class Result(NamedTuple):
     warnings: list[str]
 
 
-def result(paths: ArtifactPaths, rank: int, ending: Ending, *, on_request: bool) -> Result:
-    """Rescue and judge the recording of one rank.
+class Course(NamedTuple):
+    """What is known of a recording beside its files, each in words, None when it did not happen.
 
-    ``on_request``: recording began only when the training asked for it, so no file can mean that
-    it never asked. Raises nothing.
+    ``never_began``: the training did not come to what should be recorded. ``stopped``: it ended
+    before its time. ``problem``: nsys could not begin or end it.
     """
-    log = _read(paths.nsys_log(rank))
+
+    never_began: str | None = None
+    stopped: str | None = None
+    problem: str | None = None
+
+
+def result(paths: ArtifactPaths, rank: int, ending: Ending, course: Course) -> Result:
+    """Rescue and judge the recording of one rank. Raises nothing."""
+    log = read_log(paths.nsys_log(rank))
     report, stream = paths.nsys_report(rank), paths.nsys_stream(rank)
-    finished = _generated(log)
+    finished = generated(log)
     warnings: list[str] = []
-    if not _size(report) and not _size(stream):
+    if not size(report) and not size(stream):
         # nsys leaves its file in its TMPDIR when the run folder does not take it
-        left = next((path for path in finished if _size(path)), ending.stream)
-        if left is not None and _size(left):
+        left = next((path for path in finished if size(path)), ending.stream)
+        if left is not None and size(left):
             problem = _move(left, report if left.suffix == report.suffix else stream)
             if problem:
                 warnings.append(problem)
     lost = _AGENT_LOST in log
     if lost:
         warnings.append("nsys lost its agent; the training was not affected")
-    if _size(report):
-        return Result(manifest.OK, f"nsys report, {_size(report)} bytes", warnings)
-    if _size(stream):
-        if finished:
-            reason = f"raw recording, {_size(stream)} bytes, not imported yet"
-            return Result(manifest.OK, reason, warnings)
+    state, reason = _judge(size(report), size(stream), is_finished=bool(finished))
+    if state == manifest.OK and course.stopped:
+        state, reason = manifest.PARTIAL, f"{course.stopped}; {reason}"
+    if not reason:
+        state, reason = _why_nothing(ending, course, is_agent_lost=lost)
+    return Result(state, reason, warnings)
+
+
+def _judge(report_bytes: int, stream_bytes: int, *, is_finished: bool) -> tuple[str, str]:
+    """State and reason of what is there; no reason when nothing is."""
+    if report_bytes:
+        return manifest.OK, f"nsys report, {report_bytes} bytes"
+    if stream_bytes and is_finished:
+        return manifest.OK, f"raw recording, {stream_bytes} bytes, not imported yet"
+    if stream_bytes:
         # QdstrmImporter 2022.4 refuses such a file; it is kept for one that may not
-        reason = f"raw recording, {_size(stream)} bytes, cut off before nsys could finish it"
-        return Result(manifest.LOST, reason, warnings)
+        why = f"raw recording, {stream_bytes} bytes, cut off before nsys could finish it"
+        return manifest.LOST, why
+    return manifest.LOST, ""
+
+
+def _why_nothing(ending: Ending, course: Course, *, is_agent_lost: bool) -> tuple[str, str]:
     if ending.nsys is None:
-        return Result(manifest.LOST, "nsys did not end and had to be killed", warnings)
-    if on_request and not lost:
-        return Result(manifest.EMPTY, "the training never reached the range to record", warnings)
-    code = ending.nsys.code
-    return Result(manifest.LOST, f"nsys ended with code {code} and left no report", warnings)
+        return manifest.LOST, "nsys did not end and had to be killed"
+    if course.never_began and not is_agent_lost:
+        return manifest.EMPTY, course.never_began
+    if course.problem:
+        return manifest.LOST, course.problem
+    return manifest.LOST, f"nsys ended with code {ending.nsys.code} and left no report"
 
 
 def _move(source: Path, target: Path) -> str | None:
@@ -74,7 +95,7 @@ def _move(source: Path, target: Path) -> str | None:
         pass  # another file system, the usual case
     try:
         space = os.statvfs(target.parent)
-        if space.f_bavail * space.f_frsize < _size(source) + _MARGIN_BYTES:
+        if space.f_bavail * space.f_frsize < size(source) + _MARGIN_BYTES:
             return f"the recording does not fit into the run folder; it is left at {source}"
         import shutil
 
@@ -89,27 +110,3 @@ def _move(source: Path, target: Path) -> str | None:
     except OSError as error:
         return f"the recording could not be moved from {source}: {error.strerror}"
     return None
-
-
-def _generated(log: str) -> list[Path]:
-    """The files that nsys says it has finished; [] when it was ended before.
-
-    "Generating" alone means nothing: at a time limit it is printed before nsys is killed.
-    """
-    found = _GENERATED_RE.search(log)
-    return [Path(line.strip()) for line in found.group(1).splitlines()] if found else []
-
-
-def _size(path: Path) -> int:
-    """Size in bytes, 0 when there is no such file."""
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

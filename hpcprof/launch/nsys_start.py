@@ -11,11 +11,13 @@ import time
 from pathlib import Path
 from typing import Callable, Mapping, NamedTuple, Sequence
 
-from hpcprof.launch import nsys, processes
+from hpcprof.launch import processes
 from hpcprof.launch.attempt import MARK_VARIABLE, Attempt, Started, shim_argv
 from hpcprof.launch.node_lock import NodeLock
+from hpcprof.launch.nsys_command import Commands
 from hpcprof.launch.processes import Fate, Program
 from hpcprof.launch.signals import ENDING, SignalInbox
+from hpcprof.launch.window import Window
 
 # measured: 0.4 s per start, 5.6 s for the eighth of eight; counted from holding the lock
 WATCHDOG_SECONDS = 15.0
@@ -38,10 +40,9 @@ NSYS_IGNORES = (
 class Plan(NamedTuple):
     """All that a start needs. ``environ`` is the application's own, with its own TMPDIR."""
 
-    build: nsys.NsysBuild
-    traces: Sequence[str]
-    extra: Sequence[str]
-    session: nsys.Session
+    commands: Commands
+    window: Window | None  # None: the whole run is recorded, or what a user's own range says
+    session: str
     scratch: Path
     state: Path
     log: Path
@@ -81,7 +82,7 @@ def start(plan: Plan, inbox: SignalInbox) -> tuple[Running | None, list[str]]:
     deferred: list[int] = []
     for number in range(1, _ATTEMPTS + 1):
         # a session of the same name, left by a killed job, blocks the name on the whole node
-        name = plan.session.name if number == 1 else f"{plan.session.name}-{number}"
+        name = plan.session if number == 1 else f"{plan.session}-{number}"
         try:
             running = _attempt(plan, number, name, inbox, deferred, problems)
         except OSError as error:
@@ -146,10 +147,17 @@ def _spawn(
     plan: Plan, attempt: Attempt, session_name: str, inbox: SignalInbox
 ) -> tuple[int, list[str]]:
     """Start nsys with its output in the log; returns its process id and its own arguments."""
-    session = plan.session._replace(name=session_name)
-    argv, _ = nsys.profile_argv(plan.build, session, plan.traces, plan.extra)
+    argv = plan.commands.run_argv(session_name)
     shim, copies = shim_argv(attempt, plan.environ.get("TMPDIR"), inbox.ignored, plan.command)
-    output = _open_log(plan.log)
+    try:
+        return spawn_nsys(plan, attempt, [*argv, *shim], inbox), argv
+    finally:
+        for descriptor in copies:
+            os.close(descriptor)
+
+
+def spawn_nsys(plan: Plan, attempt: Attempt, argv: Sequence[str], inbox: SignalInbox) -> int:
+    """Start nsys as our child, its output in the log; returns its process id. Raises OSError."""
     environ = {
         **plan.environ,
         MARK_VARIABLE: str(attempt.folder),
@@ -163,20 +171,15 @@ def _spawn(
         "NSYS_HW_ID": plan.node,
         "NSYS_SYSTEM_ID": plan.node,
     }
+    output = _open_log(plan.log)
     try:
+        # a Ctrl-C from the terminal reaches nsys through us only: a second one kills it
         program = Program(
-            [*argv, *shim],
-            environ,
-            plan.umask,
-            # a Ctrl-C from the terminal reaches nsys through us only: a second one kills it
-            ignore=NSYS_IGNORES,
-            own_group=True,
-            output=output,
+            argv, environ, plan.umask, ignore=NSYS_IGNORES, own_group=True, output=output
         )
-        return processes.spawn(program, inbox), argv
+        return processes.spawn(program, inbox)
     finally:
-        for descriptor in (*copies, output):
-            os.close(descriptor)
+        os.close(output)
 
 
 def _open_log(path: Path) -> int:

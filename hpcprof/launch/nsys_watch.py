@@ -1,17 +1,17 @@
 """Watches the application and nsys until both have ended, and passes signals on.
 
-Does not look at the report (nsys_result).
+Does not look at the report (nsys_result), and does not know what is recorded when (nsys_recording).
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from pathlib import Path
 from typing import Callable, NamedTuple
 
 from hpcprof.launch import processes
+from hpcprof.launch.nsys_recording import OVER, Recording
 from hpcprof.launch.nsys_start import Running
 from hpcprof.launch.processes import Fate
 from hpcprof.launch.signals import SignalInbox
@@ -21,12 +21,14 @@ from hpcprof.launch.signals import SignalInbox
 STALL_SECONDS = 60.0
 _STALL_TICKS_PER_SECOND = 2  # an idle nsys with its agent stays below
 _AFTER_TERM_SECONDS = 20.0
-_POLL_SECONDS = 1.0
+_PATIENCE_SECONDS = 1.0
 _ORPHAN_POLL_SECONDS = 0.05
 # between a signal to the whole step and the shim's mark that it was among those who got it
 _WITNESS_SECONDS = 0.2
 
 _TO_NSYS = (signal.SIGTERM, signal.SIGINT)
+# so many of them after the application's end mean that somebody does not want to wait
+_MAX_IMPATIENCE = 2
 
 
 class Ending(NamedTuple):
@@ -42,28 +44,31 @@ class Watch:
     """The time from the application's start to the end of nsys."""
 
     def __init__(
-        self, running: Running, inbox: SignalInbox, on_application_end: Callable[[Fate], None]
+        self,
+        running: Running,
+        inbox: SignalInbox,
+        recording: Recording,
+        on_application_end: Callable[[Fate], None],
     ) -> None:
         """``on_application_end`` is told once, while nsys may still be writing its report."""
         self._running = running
+        self._recording = recording
         self._on_application_end = on_application_end
         self._inbox = inbox
         self._application: Fate | None = None
         self._nsys: Fate | None = None
-        self._agent = _find_agent(running)
-        self._stream: Path | None = None
         self._warnings: list[str] = []
         self._nsys_signalled = False
         self._impatience = 0
         self._ticks = 0
-        self._busy_at = time.monotonic()
+        self._ticks_at = self._busy_at = time.monotonic()
         self._term_sent_at: float | None = None
 
     def until_end(self) -> Ending:
         """Wait for the application, then for nsys. Never ends a running application."""
         for signum in self._running.deferred:
             self._pass_on(signum)
-        while self._application is None or self._nsys is None:
+        while not self._is_over():
             received = self._inbox.wait(self._interval())
             if received is not None:
                 self._pass_on(received.signum)
@@ -74,20 +79,26 @@ class Watch:
         # an agent whose command line was killed would stay on the node
         leftover = set(processes.with_environment(self._running.attempt.mark))
         processes.end(leftover - {*(self._running.started or ())}, grace_seconds=2.0)
-        return Ending(self._application, self._nsys, self._stream, self._warnings)
+        self._follow_recording()
+        assert self._application is not None
+        return Ending(self._application, self._nsys, self._recording.stream, self._warnings)
+
+    def _is_over(self) -> bool:
+        settled = self._recording.is_settled or self._recording.is_lost
+        return self._application is not None and self._nsys is not None and settled
 
     def _interval(self) -> float:
         # when nsys is gone nothing wakes us at the application's end
-        return _ORPHAN_POLL_SECONDS if self._nsys is not None else _POLL_SECONDS
+        if self._nsys is not None:
+            return _ORPHAN_POLL_SECONDS
+        return self._recording.interval_seconds
 
     def _look(self) -> None:
         """Take notice of whatever has ended."""
-        if self._stream is None:
-            self._stream = _open_stream(self._agent)
         if self._nsys is None:
             self._nsys = processes.reap(self._running.nsys_pid)
             if self._nsys is not None and self._running.attempt.fate() is None:
-                self._warnings.append("nsys ended before the training; it went on unrecorded")
+                self._nsys_ended_first()
         if self._application is None:
             self._application = self._running.attempt.fate()
             if self._application is not None:
@@ -95,6 +106,24 @@ class Watch:
                 self._on_application_end(self._application)
         if self._application is None and self._nsys is not None:
             self._application = self._fate_without_shim()
+        self._follow_recording()
+
+    def _follow_recording(self) -> None:
+        if self._recording.is_lost:
+            return
+        try:
+            self._recording.look(
+                application_ended=self._application is not None, nsys_ended=self._nsys is not None
+            )
+        except (
+            Exception
+        ) as error:  # signals and exit code of the training are still to be passed on
+            self._recording.is_lost = True
+            self._warnings.append(f"the recording was left to itself: {error!r}")
+
+    def _nsys_ended_first(self) -> None:
+        if self._recording.phase != OVER:
+            self._warnings.append("nsys ended before the training; it went on unrecorded")
 
     def _fate_without_shim(self) -> Fate | None:
         """When nsys is gone: None while the application or its shim still runs."""
@@ -134,6 +163,8 @@ class Watch:
                 return
         if self._application is not None:
             self._impatience += signum in _TO_NSYS
+            if self._impatience >= _MAX_IMPATIENCE:
+                self._recording.give_up()
         elif self._running.started is not None:
             processes.send(self._running.started.application_pid, signum)
 
@@ -144,13 +175,15 @@ class Watch:
         reaches us here, it is first asked to finish, which makes it write what it has.
         """
         now = time.monotonic()
+        if now - self._ticks_at < _PATIENCE_SECONDS:
+            return True
         pids = {self._running.nsys_pid, *processes.with_environment(self._running.attempt.mark)}
         ticks = sum(processes.cpu_ticks(pid) for pid in pids)
-        if ticks - self._ticks > _STALL_TICKS_PER_SECOND * _POLL_SECONDS:
+        if ticks - self._ticks > _STALL_TICKS_PER_SECOND * (now - self._ticks_at):
             self._busy_at = now
-        self._ticks = ticks
+        self._ticks, self._ticks_at = ticks, now
         if self._term_sent_at is None:
-            if now - self._busy_at > STALL_SECONDS or self._impatience >= 2:
+            if now - self._busy_at > STALL_SECONDS or self._impatience >= _MAX_IMPATIENCE:
                 self._warnings.append("nsys did not end by itself after the application")
                 processes.send(self._running.nsys_pid, signal.SIGTERM)
                 self._term_sent_at = self._busy_at = now
@@ -161,29 +194,3 @@ class Watch:
         processes.reap(self._running.nsys_pid)
         self._warnings.append("nsys had to be killed")
         return False
-
-
-def _find_agent(running: Running) -> int | None:
-    """Process id of nsys's background agent, which holds the recording."""
-    for pid in processes.with_environment(running.attempt.mark):
-        try:
-            with open(f"/proc/{pid}/cmdline", "rb") as stream:
-                if b"--start-agent" in stream.read().split(b"\0"):
-                    return pid
-        except OSError:
-            continue
-    return None
-
-
-def _open_stream(agent: int | None) -> Path | None:
-    """The recording that the agent has open; None before a capture range begins."""
-    if agent is None:
-        return None
-    try:
-        for name in os.listdir(f"/proc/{agent}/fd"):
-            target = os.readlink(f"/proc/{agent}/fd/{name}")
-            if target.endswith(".qdstrm"):
-                return Path(target)
-    except OSError:
-        pass  # the agent has ended, or closed it this moment
-    return None

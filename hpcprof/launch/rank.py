@@ -13,10 +13,14 @@ from hpcprof.artifacts import run_record
 from hpcprof.artifacts.paths import ArtifactPaths
 from hpcprof.artifacts.rank_env import RankEnv
 from hpcprof.errors import HpcprofError
-from hpcprof.launch import environment, processes, rank_record, state_folder
+from hpcprof.launch import container, environment, gpus, processes, rank_record, state_folder
 from hpcprof.launch.processes import Fate, Program, say
+from hpcprof.launch.rank_messages import RankMessages
 from hpcprof.launch.rank_record import AlreadyRecordedError, RankRecord
 from hpcprof.launch.signals import SignalInbox
+
+# between two looks for messages of a rank without profiler; its end and signals wake us at once
+_LOOK_SECONDS = 1.0
 
 
 class Request(NamedTuple):
@@ -26,6 +30,17 @@ class Request(NamedTuple):
     run_dir: str | None
     profiler: str | None
     environ: Mapping[str, str]
+
+
+class Application(NamedTuple):
+    """What is run in the end, and its environment."""
+
+    command: Sequence[str]
+    environ: Mapping[str, str]
+
+    def with_visible(self, folders: Sequence[Path]) -> Application:
+        """The same, seeing ``folders`` also when it is a container."""
+        return Application(*container.command(self.command, self.environ, folders))
 
 
 class Scene(NamedTuple):
@@ -88,29 +103,69 @@ def _run_recorded(scene: Scene) -> Fate:
     record = scene.record
     scratch, problems = state_folder.open_scratch(scene.settings["scratch"], scene.request.environ)
     record.warnings += problems
-    state: Path | None = None
+    if scratch is None:
+        return _run_without_state(scene, "no scratch folder")
     try:
-        if scratch is not None:
-            state = state_folder.make_state_folder(scratch, record.identity)
-        environ = _application_environ(scene, state)
+        state = state_folder.make_state_folder(scratch, record.identity)
+    except OSError as error:
+        return _run_without_state(scene, f"no state folder in {scratch}: {error.strerror}")
+    asking = gpus.start(state, scene.request.environ, scene.inbox)
+    try:
+        return _run_with_state(scene, scratch, state)
+    finally:
+        record.warnings += state_folder.last_words(state)
+        if asking is not None and processes.reap(asking) is None:
+            processes.end({asking}, grace_seconds=0.0)  # a driver that hangs
+        state_folder.remove(state)
+
+
+def _run_without_state(scene: Scene, why: str) -> Fate:
+    """Run the application where nothing can be recorded but its end."""
+    record = scene.record
+    record.warnings.append(f"{why}: the training cannot import hpcprof's spans")
+    environ = environment.recorded(scene.request.environ, record.paths, record.identity, None, 0)
+    if _profiler_wanted(scene):
+        record.state_reason = "nsys needs a scratch folder and there is none"
+    return _run_plain(scene, Application(scene.request.command, environ), None)
+
+
+def _run_with_state(scene: Scene, scratch: Path, state: Path) -> Fate:
+    hang_after_s = _hang_after_s(scene)
+    messages = RankMessages(scene.record, state, hang_after_s)
+    application = _application(scene, state, hang_after_s)
+    try:
         fate = None
         if _profiler_wanted(scene):
-            fate = _run_profiled(scene, scratch, state, environ)
-        return _run_plain(scene, environ) if fate is None else fate
+            # imported late: a rank without nsys does not pay for it
+            from hpcprof.launch import nsys_rank
+
+            listened = application._replace(environ=environment.with_listener(application.environ))
+            fate = nsys_rank.run(scene, scratch, messages, listened)
+        return _run_plain(scene, application, messages) if fate is None else fate
     finally:
-        if state is not None:
-            record.warnings += state_folder.last_words(state)
-            state_folder.remove(state)
+        messages.read()
 
 
-def _application_environ(scene: Scene, state: Path | None) -> dict[str, str]:
+def _application(scene: Scene, state: Path, hang_after_s: float) -> Application:
     record = scene.record
-    rank = record.identity.rank
-    environ = environment.recorded(scene.request.environ, record.paths, rank, state)
-    if state is None:
-        record.warnings.append("no scratch folder: the training cannot import hpcprof's spans")
-        return environ
-    return environment.with_package(environ, state_folder.link_package(state))
+    environ = environment.recorded(
+        scene.request.environ, record.paths, record.identity, state, hang_after_s
+    )
+    try:
+        environ = environment.with_package(environ, state_folder.link_package(state))
+    except OSError as error:
+        record.warnings.append(f"the training cannot import hpcprof's spans: {error}")
+    return Application(scene.request.command, environ)
+
+
+def _hang_after_s(scene: Scene) -> float:
+    """Seconds without a step that are too many; 0: never."""
+    try:
+        return max(0.0, float(scene.settings["hang_after_s"] or 0))
+    except (TypeError, ValueError):
+        wrong = scene.settings["hang_after_s"]
+        scene.record.warnings.append(f"hang_after_s: {wrong!r} is no number; no hang is noticed")
+        return 0.0
 
 
 def _profiler_wanted(scene: Scene) -> bool:
@@ -129,29 +184,21 @@ def _profiler_wanted(scene: Scene) -> bool:
     return selected
 
 
-def _run_profiled(
-    scene: Scene, scratch: Path | None, state: Path | None, environ: Mapping[str, str]
-) -> Fate | None:
-    """Run under nsys; None when that did not start, with the reason in the record."""
-    # imported late: a rank without nsys does not pay for it
-    from hpcprof.launch import nsys_rank
-
-    if scratch is None or state is None:
-        scene.record.state_reason = "nsys needs a scratch folder and there is none"
-        return None
-    return nsys_rank.run(scene, scratch, state, environment.with_listener(environ))
-
-
-def _run_plain(scene: Scene, environ: Mapping[str, str]) -> Fate:
+def _run_plain(scene: Scene, application: Application, messages: RankMessages | None) -> Fate:
     """Run the application as our child, without a profiler, and pass every signal on."""
-    program = Program(scene.request.command, environ, scene.umask)
+    folders = [scene.record.paths.root] + ([] if messages is None else [messages.state])
+    application = application.with_visible(folders)
+    program = Program(application.command, application.environ, scene.umask)
     pid = processes.spawn(program, scene.inbox)
     scene.record.application_pid = pid
     while True:
         fate = processes.reap(pid)
         if fate is not None:
             return fate
-        received = scene.inbox.wait()
+        received = scene.inbox.wait(None if messages is None else _LOOK_SECONDS)
         # what the terminal sends, it sends to the application too: same process group
         if received is not None and not received.from_terminal:
             processes.send(pid, received.signum)
+        if messages is not None:
+            messages.look()
+            messages.answer("ok: this rank is not recorded")

@@ -46,6 +46,12 @@ class RankRecord:
         with contextlib.suppress(OSError):  # complete() has space reserved, and tries again
             atomic.write_json(self.paths.manifest(self.identity.rank), self._content)
 
+    def update(self, **fields: Any) -> None:
+        """Write down what is known of ``profiler``, and these fields, for the case of a kill."""
+        self._content.update(profiler=self.profiler, pid=self.application_pid, **fields)
+        with contextlib.suppress(OSError):  # the disk is full: complete() has space reserved
+            atomic.write_json(self.paths.manifest(self.identity.rank), self._content)
+
     def complete(self, fate: Fate) -> None:
         """Write the final manifest. Raises OSError when even the reserve did not suffice."""
         if self._content["ended"] is None:

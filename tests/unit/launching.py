@@ -53,6 +53,32 @@ usage: nsys profile [<args>] [application] [<application args>]
 \t   Possible values are 'primary' or 'all'.
 """
 
+# of `nsys launch --help` and `nsys start --help`, 2022.4; the first has deprecated ones too
+NSYS_LAUNCH_HELP = """
+\t(Deprecated) -s, --sample=
+
+\t--mpi-impl=
+
+\t--nvtx-domain-[include|exclude]=
+
+\t--session-new=
+
+\t-t, --trace=
+
+\t--wait=
+"""
+NSYS_START_HELP = """
+\t-c, --capture-range=
+
+\t--cpuctxsw=
+
+\t-o, --output=
+
+\t-s, --sample=
+
+\t--session=
+"""
+
 _RUN = "import sys; {patch}; from hpcprof.__main__ import main; sys.exit(main(sys.argv[1:]))"
 
 
@@ -110,30 +136,59 @@ def wait_until(condition: Callable[[], bool], *, seconds: float = 20.0) -> None:
         time.sleep(0.02)
 
 
-def fake_nsys(folder: Path, behaviour: str) -> Path:
-    """A program that answers --version and --help as nsys does, and else runs ``behaviour``.
+# of the fake's `nsys stop`: as the real one writes its report itself
+WRITES = 'echo report > "$(cat $here/report).nsys-rep"; echo Generated:; '
+WRITES += 'echo "    $(cat $here/report).nsys-rep"'
 
-    ``behaviour`` is shell text; ``$report`` is the report's path and ``"$@"`` the command.
+
+def fake_nsys(folder: Path, behaviour: str, *, start: str = "", stop: str = WRITES) -> Path:
+    """A program that answers --version and --help as nsys does, and else runs shell text.
+
+    ``behaviour`` is for profile and launch; ``$report`` is the report's path there (profile only)
+    and ``"$@"`` the command. ``$here`` is ``folder``; ``calls`` in it gets a line per call.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "help").write_text(NSYS_HELP_2022)
+    (folder / "launch-help").write_text(NSYS_LAUNCH_HELP)
+    (folder / "start-help").write_text(NSYS_START_HELP)
     program = folder / "nsys"
     program.write_text(
         f"""#!/bin/sh
-echo "$*" >> {folder}/calls
+here={folder}
+echo "$*" >> $here/calls
 case "$1 $2" in
   --version*) echo "NVIDIA Nsight Systems version 2022.4.2.1-df9881f"; exit 0 ;;
-  "profile --help") cat {folder}/help; exit 0 ;;
+  "profile --help") cat $here/help; exit 0 ;;
+  "launch --help") cat $here/launch-help; exit 0 ;;
+  "start --help") cat $here/start-help; exit 0 ;;
+  stop*) {stop}
+     exit ;;
 esac
-while [ "$1" != -o ]; do shift; done
-report=$2.nsys-rep
-shift 2
+if [ "$1" = launch ]; then
+  shift
+else
+  kind=$1
+  while [ "$1" != -o ]; do shift; done
+  echo "$2" > $here/report
+  report=$2.nsys-rep
+  shift 2
+  if [ $kind = start ]; then
+    {start or ":"}
+    exit
+  fi
+fi
 while [ "${{1#--}}" != "$1" ]; do shift; done
 {behaviour}
 """
     )
     program.chmod(0o755)
     return program
+
+
+def calls(folder: Path) -> list[str]:
+    """What the fake nsys was asked for, beside --version and --help."""
+    lines = (folder / "calls").read_text().splitlines()
+    return [line for line in lines if "--help" not in line and "--version" not in line]
 
 
 def starts(marks: Path) -> int:

@@ -13,7 +13,7 @@ import pytest
 
 from hpcprof.artifacts.rank_env import RankEnv
 from hpcprof.errors import UsageError
-from hpcprof.launch import nsys
+from hpcprof.launch import nsys, nsys_command
 from hpcprof.launch.nsys_rank import session_name
 from hpcprof.launch.selection import is_selected
 from tests.unit import launching
@@ -29,10 +29,6 @@ GOOD += 'echo "Generating"; echo report > "$report"; exit $code'
 
 def build(help_text: str = launching.NSYS_HELP_2022) -> nsys.NsysBuild:
     return nsys.parse_help("/n/nsys", "NVIDIA Nsight Systems version 2022.4.2.1-df9881f", help_text)
-
-
-def session(stem: str = "/run/ranks/00003/rank") -> nsys.Session:
-    return nsys.Session("hpcprof-77-1-3", Path(stem))
 
 
 def test_the_help_text_tells_version_kinds_and_options() -> None:
@@ -72,16 +68,37 @@ def test_an_unknown_trace_kind_is_not_asked_for() -> None:
     ]
 
 
+def profile_argv(
+    extra: list[str],
+    *,
+    stem: str = "/run/ranks/00003/rank",
+    window: bool = False,
+    help_text: str = launching.NSYS_HELP_2022,
+) -> tuple[list[str], list[str]]:
+    commands, warnings = nsys_command.profile(
+        build(help_text), Path(stem), ["nvtx", "osrt"], extra, window=window
+    )
+    return commands.run_argv("hpcprof-77-1-3"), warnings
+
+
 def test_the_command_line_holds_only_known_options_and_a_literal_name() -> None:
-    argv, warnings = nsys.profile_argv(build(), session("/a %h/rank"), ["nvtx", "osrt"], [])
+    argv, warnings = profile_argv([], stem="/a %h/rank")
 
     assert warnings == []
     assert argv == [
         *("/n/nsys", "profile", "--trace=nvtx,osrt", "--sample=none", "--cpuctxsw=none"),
-        *("--wait=primary", "--session-new=hpcprof-77-1-3", "-o", "/a %%h/rank"),
+        *("--wait=primary", "-o", "/a %%h/rank", "--session-new=hpcprof-77-1-3"),
     ]
-    without_wait = build(launching.NSYS_HELP_2022.replace("--wait=", "--other="))
-    assert "--wait=primary" not in nsys.profile_argv(without_wait, session(), ["nvtx"], [])[0]
+    without_wait = launching.NSYS_HELP_2022.replace("--wait=", "--other=")
+    assert "--wait=primary" not in profile_argv([], help_text=without_wait)[0]
+
+
+def test_a_window_of_cuda_goes_on_after_its_end() -> None:
+    argv, _ = profile_argv([], window=True)
+
+    assert argv[argv.index("-o") + 2 : -1] == [
+        *("--capture-range=cudaProfilerApi", "--capture-range-end=stop"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -101,17 +118,53 @@ def test_the_command_line_holds_only_known_options_and_a_literal_name() -> None:
             ["-c", "nvtx", "--capture-range-end=repeat:3"],
             0,
         ),
+        (
+            ["-c", "nvtx", "--capture-range-end", "stop-shutdown"],
+            ["--capture-range-end=stop", "-c", "nvtx"],
+            1,
+        ),
         (["--sample=process-tree"], ["--sample=process-tree"], 0),
+        (["-s", "process-tree"], ["-s", "process-tree"], 0),
     ],
 )
 def test_options_that_end_the_training_are_left_out(
     extra: list[str], kept: list[str], warned: int
 ) -> None:
-    argv, warnings = nsys.profile_argv(build(), session(), ["nvtx"], extra)
+    argv, warnings = profile_argv(extra)
 
-    assert argv[argv.index("-o") + 2 :] == kept
+    assert argv[argv.index("-o") + 2 : -1] == kept
     assert len(warnings) == warned
-    assert argv.count("--sample=none") == (0 if "--sample=process-tree" in extra else 1)
+    assert argv.count("--sample=none") == (0 if "process-tree" in " ".join(extra) else 1)
+
+
+def test_options_of_a_window_go_to_the_command_that_knows_them(tmp_path: Path) -> None:
+    program = launching.fake_nsys(tmp_path / "fake", "exit 0")
+    found = nsys.inspect_interactive(str(program), tmp_path)
+    extra = ["-s", "process-tree", "--mpi-impl=mpich", "--nvtx-domain-include=a", "--delay", "3"]
+    commands, warnings = nsys_command.interactive(
+        build(), found, Path("/r/rank"), ["nvtx"], [*extra, "--duration=9"]
+    )
+
+    assert commands.run_argv("S") == [
+        *("/n/nsys", "launch", "--trace=nvtx", "--wait=primary", "--mpi-impl=mpich"),
+        *("--nvtx-domain-include=a", "--session-new=S"),
+    ]
+    assert commands.start_argv("S") == [
+        *("/n/nsys", "start", "--cpuctxsw=none", "-o", "/r/rank", "-s", "process-tree"),
+        "--session=S",
+    ]
+    assert commands.stop_argv("S") == ["/n/nsys", "stop", "--session=S"]
+    assert warnings == [
+        "nsys option --duration=9 was left out: it can end the training",
+        "nsys option --delay 3 was left out: nsys has none such for a window",
+    ]
+
+
+def test_an_nsys_without_sessions_has_no_window() -> None:
+    with pytest.raises(ValueError, match="no sessions"):
+        nsys_command.interactive(
+            build(), nsys.Interactive(["trace"], ["output"]), Path("/r/rank"), ["nvtx"], []
+        )
 
 
 def test_the_answer_of_nsys_is_kept_for_the_other_ranks(tmp_path: Path) -> None:
@@ -121,6 +174,14 @@ def test_the_answer_of_nsys_is_kept_for_the_other_ranks(tmp_path: Path) -> None:
     assert first._replace(trace_kinds=(), options=()) == second._replace(trace_kinds=(), options=())
     assert list(first.trace_kinds) == list(second.trace_kinds)
     assert (tmp_path / "fake/calls").read_text().split("\n") == ["--version", "profile --help", ""]
+
+    (tmp_path / "fake/calls").unlink()
+    assert nsys.inspect_interactive(str(program), tmp_path) == nsys.Interactive(
+        ["mpi-impl", "nvtx-domain-", "session-new", "t", "trace", "wait"],
+        ["c", "capture-range", "cpuctxsw", "o", "output", "s", "sample", "session"],
+    )
+    nsys.inspect_interactive(str(program), tmp_path)
+    assert (tmp_path / "fake/calls").read_text() == "launch --help\nstart --help\n"
 
     os.utime(program, (1, 1))  # another build in the same place
     nsys.inspect_nsys(str(program), tmp_path)

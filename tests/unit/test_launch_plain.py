@@ -124,11 +124,13 @@ def test_the_application_gets_hpcprof_and_nothing_else_on_its_path(
     seen = json.loads(done.stdout)
     state = seen["ours"]["HPCPROF_STATE_FOLDER"]
 
-    assert seen["names"] == ["hpcprof"]
+    assert sorted(seen["names"]) == ["hpcprof", "sitecustomize.py"]
     assert seen["rest"] == f"{seen['first']}:{launching.REPOSITORY}:/somewhere"
     assert seen["file"] == f"{seen['first']}/hpcprof/__init__.py"
     assert seen["state"]
     assert seen["ours"] == {
+        "HPCPROF_HANG_AFTER_S": "600",
+        "HPCPROF_WORLD_SIZE": "4",
         "HPCPROF_RANK": "3",
         "HPCPROF_RANK_FOLDER": str(run_dir / "ranks/00003"),
         "HPCPROF_STATE_FOLDER": state,
@@ -136,6 +138,80 @@ def test_the_application_gets_hpcprof_and_nothing_else_on_its_path(
     assert seen["umask"] == os.umask(os.umask(0o22)) or seen["umask"] == 0o22
     assert Path(state).parent == tmp_path / f"hpcprof-{os.getuid()}"
     assert not Path(state).exists()
+
+
+def test_a_world_size_that_nobody_told_is_not_passed_on(tmp_path: Path, run_dir: Path) -> None:
+    env = launching.environ(tmp_path)
+    del env["SLURM_STEP_NUM_TASKS"]
+    shown = ["/bin/sh", "-c", 'echo "<$HPCPROF_WORLD_SIZE>"']
+    done = launching.launch(run_dir, shown, *NONE, env=env)
+
+    assert done.stdout == "<>\n"
+    assert launching.manifest(run_dir)["world_size"] == 4  # made up: rank 3, and no more known
+
+
+@pytest.mark.parametrize(
+    ("setting", "seen", "warnings"), [(0, "<>", 0), (30.5, "<30.5>", 0), ("soon", "<>", 1)]
+)
+def test_the_watchdog_is_set_by_the_run(
+    tmp_path: Path, setting: object, seen: str, warnings: int
+) -> None:
+    launching.write_run_json(tmp_path / "run", hang_after_s=setting)
+    shown = ["/bin/sh", "-c", 'echo "<$HPCPROF_HANG_AFTER_S>"']
+    done = launching.launch(tmp_path / "run", shown, *NONE, env=launching.environ(tmp_path))
+
+    assert done.stdout == f"{seen}\n"
+    assert len(launching.manifest(tmp_path / "run")["warnings"]) == warnings
+
+
+def test_what_the_training_tells_of_itself_is_in_the_manifest(
+    tmp_path: Path, run_dir: Path
+) -> None:
+    hang = '{"step": 7, "seconds": 600.1, "at": {"realtime_ns": 5, "monotonic_ns": 4}}'
+    shell = 'cd "$HPCPROF_STATE_FOLDER"; echo 8 > horovod-size; echo 0.2.11 > nvtx-version; '
+    shell += f"echo '{hang}' > hang"
+    launching.launch(run_dir, ["/bin/sh", "-c", shell], *NONE, env=launching.environ(tmp_path))
+    written = launching.manifest(run_dir)
+
+    assert (written["horovod_size"], written["nvtx_version"]) == (8, "0.2.11")
+    assert written["hangs"] == [
+        {"step": 7, "seconds": 600.1, "at": {"realtime_ns": 5, "monotonic_ns": 4}}
+    ]
+
+
+def test_every_hang_is_written_down_while_the_training_runs(tmp_path: Path, run_dir: Path) -> None:
+    shell = 'cd "$HPCPROF_STATE_FOLDER"; say() { echo "{\\"step\\": $1, \\"seconds\\": 9}" > x; '
+    shell += f"mv x hang; while [ ! -e {tmp_path}/go$1 ]; do sleep 0.05; done; }}; say 7; say 8"
+    argv = launching.argv(run_dir, ["/bin/sh", "-c", shell], *NONE)
+    with subprocess.Popen(argv, env=launching.environ(tmp_path)) as launcher:
+        for count, step in enumerate((7, 8), start=1):
+            launching.wait_until(lambda: len(_hangs(run_dir)) == count)  # noqa: B023
+            assert _hangs(run_dir)[-1] == {"step": step, "seconds": 9}
+            (tmp_path / f"go{step}").touch()
+        assert launcher.wait(20) == 0
+
+    assert len(_hangs(run_dir)) == 2
+
+
+def _hangs(run_dir: Path) -> list[dict[str, object]]:
+    try:
+        found: list[dict[str, object]] = launching.manifest(run_dir)["hangs"]
+    except FileNotFoundError:
+        return []
+    return found
+
+
+def test_no_place_for_the_state_folder_is_no_reason_not_to_train(
+    tmp_path: Path, run_dir: Path
+) -> None:
+    patch = "from hpcprof.launch import state_folder as s; "
+    patch += "s.make_state_folder = lambda *_: open('/no/such/folder/x')"
+    env = launching.environ(tmp_path)
+    done = launching.launch(run_dir, ["/bin/sh", "-c", "exit 7"], *NONE, env=env, patch=patch)
+
+    assert done.returncode == 7
+    (warning,) = launching.manifest(run_dir)["warnings"]
+    assert "the training cannot import hpcprof's spans" in warning
 
 
 def test_last_words_of_annotate_become_a_warning(tmp_path: Path, run_dir: Path) -> None:
@@ -151,7 +227,8 @@ def test_a_second_start_runs_but_leaves_the_record_alone(tmp_path: Path, run_dir
     before = (run_dir / "ranks/00003/manifest.json").read_bytes()
     second = ["/bin/sh", "-c", "env | grep -c HPCPROF_; exit 9"]
     # an outer launcher's folder must not be written by a rank that is not recorded
-    inherited = {**env, "HPCPROF_RANK_FOLDER": "/outer", "HPCPROF_STATE_FOLDER": "/outer"}
+    ours = ("RANK_FOLDER", "STATE_FOLDER", "WINDOW", "HANG_AFTER_S", "WORLD_SIZE", "OWNER_PID")
+    inherited = {**env, **{f"HPCPROF_{name}": "/outer" for name in ours}}
     done = launching.launch(run_dir, second, *NONE, env=inherited)
 
     assert done.returncode == 9

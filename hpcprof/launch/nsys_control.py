@@ -1,0 +1,93 @@
+"""``nsys start`` and ``nsys stop``, run beside us: whoever waits for signals must not wait here."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Sequence
+
+from hpcprof.artifacts import node_time
+from hpcprof.launch import processes
+from hpcprof.launch.attempt import Attempt
+from hpcprof.launch.nsys_start import Plan, spawn_nsys
+from hpcprof.launch.nsys_writing import Writing
+from hpcprof.launch.signals import SignalInbox
+
+STARTS = "nsys starts"
+STOPS = "nsys stops and writes its report"
+
+_KILL_AFTER_SECONDS = 2.0
+
+
+class Command:
+    """One short command of nsys. ``problem`` says what was wrong with it once it has ended."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        attempt: Attempt,
+        argv: Sequence[str],
+        inbox: SignalInbox,
+        *,
+        limit_seconds: float,
+    ) -> None:
+        """Start it. Past ``limit_seconds`` it is ended. Raises OSError when fork fails."""
+        self.problem: str | None = None
+        self._name = " ".join(argv[:2]).rpartition("/")[2]
+        self._limit = limit_seconds
+        self._deadline = time.monotonic() + limit_seconds
+        self._signals = [signal.SIGTERM, signal.SIGKILL]
+        self._pid = spawn_nsys(plan, attempt, argv, inbox)
+
+    def has_ended(self) -> bool:
+        """Look once; does not wait."""
+        fate = processes.reap(self._pid)
+        if fate is not None:
+            if fate.code and self.problem is None:
+                self.problem = f"{self._name} ended with code {fate.code}"
+            return True
+        if time.monotonic() > self._deadline and self._signals:
+            self.problem = f"{self._name} did not end in {self._limit:.0f} s and was ended"
+            processes.send(self._pid, self._signals.pop(0))
+            self._deadline = time.monotonic() + _KILL_AFTER_SECONDS
+        return False
+
+    def give_up(self) -> None:
+        """End it at the next looks."""
+        self._deadline = min(self._deadline, time.monotonic())
+
+
+class Work:
+    """What nsys does in the time of the training: from the word for it to its last deed.
+
+    Steps in that time are not compared with others. ``problem`` is final once it has ended.
+    """
+
+    def __init__(
+        self, why: str, since_ns: int, command: Command | None, writing: Writing | None
+    ) -> None:
+        """``why`` is STARTS or STOPS; after ``command`` comes ``writing``, and either may lack."""
+        self.problem: str | None = None
+        self._why = why
+        self._since_ns = since_ns
+        self._command = command
+        self._writing = writing
+
+    def has_ended(self, *, nsys_ended: bool) -> bool:
+        """Look once; does not wait."""
+        if self._command is not None:
+            if not self._command.has_ended():
+                return False
+            self.problem, self._command = self._command.problem, None
+        if self.problem is not None or self._writing is None:
+            return True
+        return nsys_ended or self._writing.has_ended()
+
+    def busy(self) -> list[object]:
+        """Entry of the manifest's ``profiler_busy``, with now as its end."""
+        return [self._since_ns, node_time.monotonic_ns(), self._why]
+
+    def give_up(self) -> None:
+        """End the command if it still runs."""
+        if self._command is not None:
+            self._command.give_up()
