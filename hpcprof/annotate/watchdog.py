@@ -5,7 +5,8 @@ for the launcher, a line on stderr. It ends nothing, because a long evaluation o
 the same as a hang.
 
 Where ``annotate`` marks steps, no step end for ``HANG_AFTER`` seconds is a hang. In a script that
-marks none, steps cannot be seen; there it is a hang when no Python thread has moved for so long.
+marks none, steps cannot be seen; there it is a hang when no Python thread has moved for so long,
+unless the main thread waits for a process that it started: the training may be that one.
 
 The message ``rank_state.HANG`` is one line of JSON: ``step`` (the last that ended, -1 for none),
 ``seconds`` without one, ``at`` with ``realtime_ns`` and ``monotonic_ns`` of now; it is an entry of
@@ -28,6 +29,7 @@ from hpcprof.artifacts import node_time, rank_env, rank_state
 _MAX_DUMPS = 3  # each may be 100 KB, and a training may hang and recover for ever
 _MAX_INTERVAL_S = 1.0  # between two looks at the threads of a script without marked steps
 _LOOKED_AT_FRAMES = 40  # innermost ones of a thread
+_WAITING_FRAMES = 8  # innermost ones; below popen_forkserver.poll are connection.wait and selectors
 
 
 class Progress:
@@ -101,7 +103,7 @@ class Watchdog:
         if self.progress is not None:
             return max(self.progress.end_ns, self._moved_ns)
         places = _where_threads_are()
-        if places != self._seen:
+        if places != self._seen or _waits_for_a_process():
             self._seen = places
             self._moved_ns = node_time.monotonic_ns()
         return self._moved_ns
@@ -147,6 +149,19 @@ def _where_threads_are() -> int:
                 break
             frame = frame.f_back
     return hash(tuple(places))
+
+
+def _waits_for_a_process() -> bool:
+    """Whether the main thread is in ``subprocess`` or in the ``join`` of ``multiprocessing``."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    for _ in range(_WAITING_FRAMES):
+        if frame is None:
+            return False
+        module = str(frame.f_globals.get("__name__"))
+        if module == "subprocess" or module.startswith("multiprocessing.popen_"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 _watchdog: Watchdog | None = None

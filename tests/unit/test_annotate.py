@@ -43,6 +43,15 @@ def test_steps_phases_and_input_are_recorded_with_their_step(tmp_path):
     assert records.warnings == ()
 
 
+def test_calls_are_loaded_at_the_first_one_and_others_do_not_exist():
+    code = """
+from hpcprof.annotate import phase, step
+print(step is annotate.step, phase is annotate.phase, hasattr(annotate, "steps"))
+print([name for name in annotate.__all__ if not callable(getattr(annotate, name))])
+"""
+    assert run(code, None).stdout == "True True False\n[]\n"
+
+
 def test_nothing_is_written_and_data_is_untouched_without_the_launcher(tmp_path):
     code = f"os.chdir({str(tmp_path)!r})\n{TWO_STEPS}"
     done = run(code + "print(annotate.is_active(), list(annotate.data([1, 2])))", None)

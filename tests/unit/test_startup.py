@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpcprof.annotate import startup
-from hpcprof.artifacts import rank_env
+from hpcprof.artifacts import rank_env, rank_state
 from hpcprof.launch import state_folder
 from tests.unit import annotated, launching
 
@@ -90,15 +90,17 @@ def test_the_sites_own_sitecustomize_runs_as_without_us(
     plain = python(["-c", LOOK], without_us(env))
     ours = python(["-c", LOOK], env)
 
-    assert (ours.returncode, ours.stdout, ours.stderr) == (
-        plain.returncode,
-        plain.stdout,
-        plain.stderr,
-    )
+    assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout)
+    assert _without_frames(ours.stderr) == _without_frames(plain.stderr)
     assert ("the site was here" in plain.stdout) == (site == "works")
     assert ("Error in sitecustomize" in plain.stderr) == (
         site in ("raises", "lacks a module", "has no syntax")
     )
+
+
+def _without_frames(text: str) -> list[str]:
+    """Lines of stderr but a traceback's frames, of which there are more with us."""
+    return [line for line in text.splitlines() if not line.startswith("  ")]
 
 
 def _interpreters() -> list[str]:
@@ -243,6 +245,62 @@ if __name__ == "__main__":
     assert "hpcprof-watchdog" not in worker["threads"]
     assert training["owner"] == str(training["pid"])
     assert "hpcprof-watchdog" in training["threads"]
+
+
+HANGS = """
+import multiprocessing, subprocess, sys, threading, time
+import tensorflow
+
+def rests():
+    time.sleep(2)
+
+def waits_for_ever(method):
+    if method == "sleep":
+        rests()
+    elif method == "subprocess":
+        subprocess.run(["sleep", "2"])
+    else:
+        process = multiprocessing.get_context(method).Process(target=rests)
+        process.start()
+        process.join()
+
+if __name__ == "__main__":
+    waits_for_ever(sys.argv[1])
+    sys.exit(5)
+"""
+
+
+def test_a_script_without_steps_that_stands_still_is_told(job: Job) -> None:
+    script = job.packages / "train.py"
+    script.write_text(HANGS)
+    env = job.environ(**{rank_env.HANG_AFTER: "0.5"})
+    done = python([str(script), "sleep"], env)
+
+    assert done.returncode == 5
+    stacks = (job.rank / "stacks.txt").read_text()
+    assert " in rests\n" in stacks
+    assert " in waits_for_ever\n" in stacks
+    assert done.stderr.startswith("hpcprof: rank 3: no Python thread has moved for ")
+    assert json.loads(rank_state.find(job.state, rank_state.HANG) or "")["step"] == -1
+
+
+@pytest.mark.parametrize("way", ["subprocess", *multiprocessing.get_all_start_methods()])
+def test_a_script_that_waits_for_what_it_started_does_not_hang(job: Job, way: str) -> None:
+    script = job.packages / "train.py"
+    script.write_text(HANGS)
+    env = job.environ(**{rank_env.HANG_AFTER: "0.5"})
+    done = python([str(script), way], env)
+
+    assert (done.returncode, done.stderr) == (5, "")
+    assert not (job.rank / "stacks.txt").exists()
+
+
+def test_a_script_that_computes_without_steps_does_not_hang(job: Job) -> None:
+    code = "import tensorflow, time\nend = time.monotonic() + 2\nwhile time.monotonic() < end: pass"
+    done = python(["-c", code], job.environ(**{rank_env.HANG_AFTER: "0.5"}))
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (job.rank / "stacks.txt").exists()
 
 
 @pytest.mark.parametrize(
