@@ -20,8 +20,9 @@ _RUNTIMES = ("apptainer", "singularity")
 # Apptainer reads both, its own first, and warns when they differ; SingularityCE knows the second
 _PREFIXES = ("APPTAINER", "SINGULARITY")
 _OURS = "HPCPROF_"
-_NSYS_MARK = "HPCPROF_NSYS_ATTEMPT"  # taken out of the application's environment by the shim
-_LISTENER = "HPCPROF_NVTX"
+# repeated here, since nothing of hpcprof is imported: rank_env.NVTX, attempt.MARK_VARIABLE
+LISTENER = "HPCPROF_NVTX"
+NSYS_MARK = "HPCPROF_NSYS_ATTEMPT"
 _NO_SHELL = ("--no-eval", "APPTAINER_NO_EVAL", "SINGULARITY_NO_EVAL")
 
 # what nsys 2022.4 gives to the program it starts (seen), and to its children; newer ones: the same
@@ -51,7 +52,7 @@ def command(
     ours = {
         name: value
         for name, value in environ.items()
-        if name.startswith(_OURS) and name != _NSYS_MARK and _is_plain(value)
+        if name.startswith(_OURS) and name != NSYS_MARK and _is_plain(value)
     }
     result = _with_variables(environ, ours)
     folder = environ.get("PYTHONPATH", "").split(os.pathsep)[0]
@@ -59,14 +60,14 @@ def command(
         # the image's own PYTHONPATH, or else the host's, comes after ours
         result = _with_first(result, command, "PYTHONPATH", folder)
     result = _with_binds(result, [*map(str, binds), str(package)])
-    if _LISTENER not in environ:
+    if LISTENER not in environ:
         return list(command), result
     return [sys.executable, "-I", "-S", os.path.abspath(__file__), *command], result
 
 
 def main(argv: Sequence[str]) -> int:
     """Pass nsys's variables on and become the command; returns only when that fails."""
-    environ = _with_nsys(os.environ, argv)
+    environ = with_nsys(os.environ, argv)
     try:
         os.execvpe(argv[0], list(argv), environ)
     except OSError as error:
@@ -74,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
         return 127 if error.errno == errno.ENOENT else 126
 
 
-def _with_nsys(environ: Mapping[str, str], command: Sequence[str]) -> dict[str, str]:
+def with_nsys(environ: Mapping[str, str], command: Sequence[str]) -> dict[str, str]:
     """``environ`` with nsys's variables and folders passed through; as it is without nsys."""
     found = {
         name: value
