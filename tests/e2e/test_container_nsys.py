@@ -48,5 +48,8 @@ def test_nvtx_ranges_of_a_container_with_a_clean_environment_are_recorded(
     export = [nsys, "export", "--type=sqlite", "-o", tmp_path / "r.sqlite", tmp_path / "r.nsys-rep"]
     subprocess.run(export, capture_output=True, check=True)
     with sqlite3.connect(tmp_path / "r.sqlite") as report:
-        found = report.execute("SELECT count(*) FROM NVTX_EVENTS WHERE text = 'inside'")
+        found = report.execute(
+            "SELECT count(*) FROM NVTX_EVENTS LEFT JOIN StringIds ON textId = StringIds.id "
+            "WHERE coalesce(text, value) = 'inside'"
+        )
         assert found.fetchone() == (7,)
