@@ -114,13 +114,13 @@ def test_a_window_is_on_record_while_the_training_still_runs(tmp_path: Path) -> 
     [
         ("", "the training ended before step 20, the first to record; it marked no step"),
         (
-            ": > $HPCPROF_RANK_FOLDER/spans.bin",
+            ": > $HPCPROF_RANK_FOLDER/spans.bin; ",
             "the training ended before step 20, the first to record",
         ),
     ],
 )
 def test_a_window_that_was_never_reached_is_empty(tmp_path: Path, spans: str, reason: str) -> None:
-    training = Training(tmp_path, f"{spans}\nexit 7", profile_steps="20-59")
+    training = Training(tmp_path, f"{spans}exit 7", profile_steps="20-59")
 
     assert training.run().returncode == 7
     assert (training.manifest["state"], training.manifest["state_reason"]) == ("EMPTY", reason)
