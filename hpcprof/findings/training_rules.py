@@ -145,7 +145,7 @@ def _hung(results: RunResults, hang: HangEpisode) -> Finding:
 def _who(results: RunResults, hang: HangEpisode) -> str:
     """Which rank was missing, as far as that is known."""
     nodes = sorted({info.node for info in results.ranks if info.rank in hang.behind})
-    named = f"{ranks(hang.behind)} ({', '.join(nodes)})" if hang.behind else ""
+    named = f"{ranks(hang.behind)} (node {', '.join(nodes)})" if hang.behind else ""
     return {
         hangs.RECORDS: f"{named} had not ended step {hang.step} when others had",
         hangs.ARRIVAL: f"{named} came to the next allreduce that much later than the others",

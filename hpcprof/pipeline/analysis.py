@@ -15,12 +15,12 @@ from hpcprof.analyses.causes import cause
 from hpcprof.analyses.collectives import MatchedCollectives
 from hpcprof.analyses.hangs import hang_episodes
 from hpcprof.analyses.horovod_phases import HorovodPhases, horovod_phases
-from hpcprof.analyses.interconnect import interconnect
+from hpcprof.analyses.interconnect import Interconnect, interconnect
 from hpcprof.analyses.lateness_map import lateness_map
 from hpcprof.analyses.node_reads import node_reads
 from hpcprof.analyses.phase_times import phase_times
 from hpcprof.analyses.run_results import JobEnd, RunResults
-from hpcprof.analyses.shared_steps import shared_forms
+from hpcprof.analyses.shared_steps import SharedForms, shared_forms
 from hpcprof.analyses.step_matrix import StepMatrix
 from hpcprof.analyses.stragglers import are_connected, stragglers
 from hpcprof.pipeline.agents import AgentRecords
@@ -69,7 +69,7 @@ def analyse(ingested: Ingested, job: JobInfo, steps: range | None = None) -> Ana
         missing=tuple(sorted(set(range(job.world_size)) - set(node_of))),
         clocks=ingested.clocks,
         collective_form=shared.lateness.form,
-        payload_bytes=_payload(parts.frames) or network.bytes_per_step,
+        payload_bytes=_payload(parts.frames, network, shared),
         has_device_activity=any(_has_kernels(store, info.rank) for info in infos),
         stragglers=verdict,
         causes=tuple(cause(matrix, found, verdict.baseline_ranks) for found in verdict.found),
@@ -154,10 +154,15 @@ def _horovod(ingested: Ingested) -> HorovodPhases | None:
     return None if timeline is None else horovod_phases(timeline.operations, timeline.with_ticks)
 
 
-def _payload(frames: Mapping[int, pd.DataFrame]) -> int | None:
+def _payload(
+    frames: Mapping[int, pd.DataFrame], network: Interconnect, shared: SharedForms
+) -> int | None:
     """Median allreduce bytes per step; None when the source gave none."""
     medians = [int(frame["bytes"].median()) for frame in frames.values() if len(frame)]
-    return max(medians, default=0) or None
+    marked_or_all = max(medians, default=0) or None
+    if shared.transfer.form == shared.lateness.form:
+        return marked_or_all
+    return network.bytes_per_step or marked_or_all  # the profiler saw what was really handed over
 
 
 def _has_kernels(store: TraceStore, rank: int) -> bool:

@@ -25,6 +25,8 @@ from hpcprof.trace.model import RankInfo, SourceState
 _STEP_START_TOLERANCE_NS = 1_000_000
 # from this version on the package nvtx records nothing under old nsys (2022.4, 2023.2 seen)
 _NVTX_TOO_NEW = (0, 2, 12)
+# how launch ends a reason; without it the same is said of all ranks, and told once
+_SIZE_RE = re.compile(r"; (nsys report|raw recording), [0-9]+ bytes.*\Z")
 
 
 def lost(name: str, reason: str) -> SourceState:
@@ -63,7 +65,8 @@ def as_launch_said(state: SourceState, record: RankManifest) -> SourceState:
     """The state of a usable report, with what launch says it lacks (stopped early, for example)."""
     if record.state != manifest.PARTIAL or not record.state_reason:
         return state
-    reason = f"{record.state_reason}; {state.reason}" if state.reason else record.state_reason
+    reasons = [_SIZE_RE.sub("", record.state_reason), state.reason]
+    reason = "; ".join(text for text in reasons if text)
     return replace(state, state=manifest.PARTIAL, reason=reason)
 
 

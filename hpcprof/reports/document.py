@@ -114,9 +114,8 @@ def _facts(record: dict[str, Any], judged: list[dict[str, Any]]) -> Iterator[tup
 
 
 def _profiler(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    notes = "; ".join(profiler_notes(record))
-    if notes:
-        yield "profiler", notes
+    for number, note in enumerate(profiler_notes(record)):
+        yield "" if number else "profiler", note
 
 
 def _horovod(seen: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ _DRIFT_WORTH_SAYING = 0.02
 
 
 def profiler_notes(record: dict[str, Any]) -> Iterator[str]:
-    """Sentences without a full stop, for one line of the report; none in a run without profiler."""
+    """Sentences without a full stop, one per line of the report; none in a run without profiler."""
     yield from _windows(record)
     yield from _overhead(record["quality"].get("profiler_overhead") or {})
     yield from busy_note(record)

@@ -24,11 +24,18 @@ from tests.unit.synthetic_run import frames
 NS = 1_000_000_000
 
 
-def rank_info(rank: int, node: str, world_size: int, *, nsys: str = manifest.OK) -> RankInfo:
-    """A rank that ended well after step 60; ``nsys`` is the state of its report."""
+def rank_info(
+    rank: int,
+    node: str,
+    world_size: int,
+    *,
+    nsys: str = manifest.OK,
+    window: tuple[int, int] = (0, 60),
+) -> RankInfo:
+    """A rank that ended well after step 60; ``nsys`` is the state of its report of ``window``."""
     sources = {
         "spans": SourceState("spans", manifest.OK, rows=300, first_step=0, last_step=60),
-        "nsys": SourceState("nsys", nsys, rows=900, first_step=0, last_step=60),
+        "nsys": SourceState("nsys", nsys, rows=900, first_step=window[0], last_step=window[1]),
     }
     return RankInfo(
         rank=rank,

@@ -203,6 +203,7 @@ def test_without_our_ranges_in_the_report_the_reason_is_said(
 ) -> None:
     own_records(paths)
     made = Export().domain(2, "HorovodOps").range(310_000, 320_000, "HorovodAllreduce", 2)
+    made.range(2_810_000, 2_950_000, "HorovodAllreduce", 2)
     utc_at_zero = OPENED_REALTIME_NS - OPENED_MONOTONIC_NS + OFFSET
     made.row("TARGET_INFO_SESSION_START_TIME", utc_at_zero, "").save(paths.nsys_sqlite(RANK))
     trace = read(paths, tmp_path)
@@ -211,7 +212,159 @@ def test_without_our_ranges_in_the_report_the_reason_is_said(
     assert "holds no beacon" in nsys.warnings[0]
     assert "holds no step range of hpcprof. The nvtx package" in nsys.warnings[1]
     found = trace.spans[trace.spans["kind"] == "collective"]
-    assert found[["start_ns", "step"]].values.tolist() == [[OFFSET + 310_000, 0]]
+    assert found[["start_ns", "step"]].values.tolist() == [
+        [OFFSET + 310_000, 0],
+        [OFFSET + 2_810_000, 2],
+    ]
+
+
+NSYS = {"name": "nsys", "path": "/opt/nsys", "version": "2022.4.2"}
+
+
+@pytest.mark.parametrize(
+    ("version", "text"),
+    [
+        (
+            "0.2.12",
+            "nvtx 0.2.12 and nsys 2022.4.2: no NVTX range arrived; pip install 'nvtx<0.2.12'; "
+            "hpcprof doctor checks the pair",
+        ),
+        ("0.3", "nvtx 0.3 and nsys 2022.4.2: no NVTX range arrived; pip install 'nvtx<0.2.12'; "),
+        ("0.2.8", "nvtx 0.2.8 and nsys 2022.4.2: no NVTX range arrived; hpcprof doctor"),
+    ],
+)
+def test_a_pair_of_nvtx_and_nsys_that_records_nothing_is_named(
+    paths: ArtifactPaths, tmp_path: Path, version: str, text: str
+) -> None:
+    manifest(paths, profiler=NSYS, nvtx_version=version)
+    own_records(paths)
+    made = Export().kernel(0, 100, "gemm").kernel(2_000_000, 2_990_000, "gemm")
+    utc_at_zero = OPENED_REALTIME_NS - OPENED_MONOTONIC_NS + OFFSET
+    made.row("TARGET_INFO_SESSION_START_TIME", utc_at_zero, "").save(paths.nsys_sqlite(RANK))
+    nsys = read(paths, tmp_path).rank.sources["nsys"]
+    assert nsys.state == "PARTIAL"
+    assert [warning for warning in nsys.warnings if warning.startswith(text)]
+
+
+def test_a_window_shorter_than_a_step_does_not_accuse_nvtx(
+    paths: ArtifactPaths, tmp_path: Path
+) -> None:
+    manifest(paths, profiler=NSYS, nvtx_version="0.2.12")
+    own_records(paths)
+    made = Export().kernel(310_000, 890_000, "gemm")  # within step 0
+    utc_at_zero = OPENED_REALTIME_NS - OPENED_MONOTONIC_NS + OFFSET
+    made.row("TARGET_INFO_SESSION_START_TIME", utc_at_zero, "").save(paths.nsys_sqlite(RANK))
+    nsys = read(paths, tmp_path).rank.sources["nsys"]
+    assert not [warning for warning in nsys.warnings if "nvtx" in warning.lower()]
+
+
+def test_ranges_that_arrived_are_no_mismatch(paths: ArtifactPaths, tmp_path: Path) -> None:
+    manifest(paths, profiler=NSYS, nvtx_version="0.2.12")
+    own_records(paths)
+    export().save(paths.nsys_sqlite(RANK))
+    nsys = read(paths, tmp_path).rank.sources["nsys"]
+    assert (nsys.state, nsys.warnings) == ("OK", ())
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, "the report holds no event of the training: rank.sqlite"),
+        (
+            {"nvtx_version": "0.2.13"},
+            "the report holds no event of the training: rank.sqlite: nvtx 0.2.13 and nsys "
+            "2022.4.2: no NVTX range arrived; pip install 'nvtx<0.2.12'; hpcprof doctor checks "
+            "the pair",
+        ),
+        (
+            {"nvtx_version": "0.2.13", "state": "EMPTY", "state_reason": "it never began"},
+            "the report holds no event of the training: rank.sqlite: it never began",
+        ),
+    ],
+)
+def test_why_a_report_is_empty_is_said_as_far_as_it_is_known(
+    paths: ArtifactPaths, tmp_path: Path, fields: dict[str, Any], reason: str
+) -> None:
+    manifest(paths, profiler=NSYS, **fields)
+    own_records(paths)
+    Export().row("StringIds", 1, "x").save(paths.nsys_sqlite(RANK))
+    trace = read(paths, tmp_path)
+    assert (trace.rank.state, trace.rank.sources["nsys"].reason) == ("EMPTY", reason)
+
+
+@pytest.mark.parametrize("state", ["EMPTY", "LOST"])
+def test_without_a_report_the_launcher_knows_best_why(
+    paths: ArtifactPaths, tmp_path: Path, state: str
+) -> None:
+    why = "the training never reached the range to record"
+    manifest(paths, profiler=NSYS, state=state, state_reason=why)
+    own_records(paths)
+    nsys = read(paths, tmp_path).rank.sources["nsys"]
+    assert (nsys.state, nsys.reason) == (state, why)
+
+
+def test_a_recording_that_was_stopped_early_is_told_as_the_launcher_says_it(
+    paths: ArtifactPaths, tmp_path: Path
+) -> None:
+    why = "stopped before the time limit"
+    manifest(paths, profiler=NSYS, state="PARTIAL", state_reason=f"{why}; nsys report, 4711 bytes")
+    own_records(paths)
+    export(steps=2).save(paths.nsys_sqlite(RANK))
+    trace = read(paths, tmp_path)
+    nsys = trace.rank.sources["nsys"]
+    assert (nsys.state, nsys.reason, nsys.last_step) == ("PARTIAL", why, 1)
+    assert (trace.rank.state, trace.rank.reason) == ("PARTIAL", f"nsys: {why}")
+
+
+def test_of_a_window_the_steps_are_those_recorded_whole(
+    paths: ArtifactPaths, tmp_path: Path
+) -> None:
+    own_records(paths, steps=5)
+    made = export(steps=4)
+    made.kernel(4_150_000, 4_160_000, "gemm").save(paths.nsys_sqlite(RANK))  # before step 4
+    nsys = read(paths, tmp_path).rank.sources["nsys"]
+    assert (nsys.first_step, nsys.last_step) == (0, 3)
+
+
+def test_the_profiler_at_work_is_in_the_trace_from_both_sides(
+    paths: ArtifactPaths, tmp_path: Path
+) -> None:
+    own_records(paths)
+    file = SpanFile(rank=RANK).busy(OFFSET + 10, OFFSET + 20, "profiler start", 0)
+    paths.spans(RANK).write_bytes(file.step(OFFSET + 30, OFFSET + 90, 0).content)
+    manifest(paths, profiler_busy=[[OFFSET + 100, OFFSET + 200, "nsys stop"]])
+    spans = read(paths, tmp_path).spans
+    busy = spans[spans["kind"] == "busy"]
+    assert busy[["start_ns", "name", "source"]].values.tolist() == [
+        [OFFSET + 10, "profiler start", "hpcprof"],
+        [OFFSET + 100, "nsys stop", "launcher"],
+    ]
+
+
+def test_damaged_notes_leave_the_rank_readable_and_are_among_its_warnings(
+    paths: ArtifactPaths, tmp_path: Path
+) -> None:
+    own_records(paths)
+    export().save(paths.nsys_sqlite(RANK))
+    manifest(paths, profiler_busy=7, gpus=[3], horovod_size="x", hangs=[[]], profiler="nsys")
+    info = read(paths, tmp_path).rank
+    assert (info.state, info.gpus, info.horovod_size, info.hangs) == ("OK", None, None, ())
+    assert len([text for text in info.warnings if "makes no sense" in text]) == 4
+
+
+def test_a_hang_of_which_nobody_knew_the_step_is_dated_by_our_records(
+    paths: ArtifactPaths, tmp_path: Path
+) -> None:
+    own_records(paths)
+    at = {"realtime_ns": 1, "monotonic_ns": OFFSET + 1_900_000}  # step 1 ends at this moment
+    early = {"realtime_ns": 1, "monotonic_ns": OFFSET}
+    notes = [{"step": None, "seconds": 640, "at": at, "threads": []}]
+    notes += [{"step": None, "seconds": 640, "at": early}, {"step": 0, "seconds": 9, "at": at}]
+    manifest(paths, hangs=notes)
+    info = read(paths, tmp_path).rank
+    assert [hang.step for hang in info.hangs] == [1, -1, 0]
+    paths.spans(RANK).unlink()
+    assert [hang.step for hang in read(paths, tmp_path).rank.hangs] == [None, None, 0]
 
 
 def test_a_report_that_cannot_be_placed_is_lost(paths: ArtifactPaths, tmp_path: Path) -> None:

@@ -11,13 +11,16 @@ import jsonschema
 import pytest
 
 import hpcprof
-from hpcprof.analyses import arrivals
+from hpcprof.analyses import arrivals, hangs
+from hpcprof.analyses.busy_steps import BusySteps
+from hpcprof.analyses.hangs import HangEpisode
+from hpcprof.analyses.profiler_overhead import ProfilerOverhead
 from hpcprof.findings import find
 from hpcprof.findings.healthy import healthy
 from hpcprof.reports.document import build_document
 from hpcprof.reports.findings_record import findings_record
 from hpcprof.reports.text import render_text
-from tests.unit.results_builder import links_of_agents, network, results
+from tests.unit.results_builder import links_of_agents, network, rank_info, results
 
 pytestmark = pytest.mark.unit
 
@@ -37,11 +40,28 @@ RUNS = {
         "ranks": 8,
         "interconnect": replace(network(0.41, LINKS, nodes=4), transfer_ns=82e6),
     },
+    "capture_window": {
+        "extra_ms": {(1, "input"): 40.0},
+        "collective_form": arrivals.MARKED,
+        "transfer_form": arrivals.PROFILER,
+        "ranks": 2,
+        "per_node": 1,
+        "ranks_of": tuple(rank_info(r, f"node{r}", 2, window=(20, 39 + r)) for r in (0, 1)),
+        "busy": BusySteps((20, 40, 41), 57),
+        "overhead": ProfilerOverhead(
+            "ok", "", 0.083, (0.061, 0.104), -0.031, 20, 39, 20, 18, {0: 0.083, 1: 0.083}
+        ),
+        "hangs": (HangEpisode((0,), (0,), 44, 611.2, True, (1,), hangs.ARRIVAL),),
+    },
 }
 
 
 def record(name):
-    run = results(**RUNS[name])
+    given = dict(RUNS[name])
+    infos = given.pop("ranks_of", None)
+    run = results(**given)
+    if infos is not None:
+        run = replace(run, ranks=infos)
     found = find(run)
     return findings_record(run, found, list(healthy(run, found)))
 
