@@ -129,15 +129,15 @@ class Recording:
         if self._mode == HOST and self.phase == WAITING:
             opened_ns = self._said(rank_state.OPEN_WINDOW)
             if opened_ns:
-                self._note_window(opened_ns=opened_ns)
                 self._start(opened_ns)
+                self._note_window(opened_ns=opened_ns)
         elif self._mode == HOST and self.phase == RECORDING:
             closed_ns = self._said(rank_state.CLOSE_WINDOW)
             if closed_ns:
-                self._note_window(closed_ns=closed_ns)
+                self._stop(closed_ns)
                 if closed_ns < self._seen_ns:
                     self._record.warnings.append(_TOO_SHORT)
-                self._stop(closed_ns)
+                self._note_window(closed_ns=closed_ns)
         if self.phase == RECORDING or self._mode == CUDA:
             self._follow_stream()
 

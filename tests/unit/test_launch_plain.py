@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcprof.launch.gpus import ANSWER
 from tests.unit import launching
 
 pytestmark = pytest.mark.unit
@@ -177,6 +178,22 @@ def test_what_the_training_tells_of_itself_is_in_the_manifest(
     assert written["hangs"] == [
         {"step": 7, "seconds": 600.1, "at": {"realtime_ns": 5, "monotonic_ns": 4}}
     ]
+
+
+def test_the_gpus_of_the_rank_are_in_the_manifest_and_a_hanging_driver_is_left(
+    tmp_path: Path, run_dir: Path
+) -> None:
+    patch = "import os, subprocess; from hpcprof.launch import gpus; "
+    patch += f"gpus.start = lambda state, e, i: (os.system('echo [] > ' + str(state / '{ANSWER}')),"
+    patch += " subprocess.Popen(['sleep', '1000']).pid)[1]"
+    env = launching.environ(tmp_path)
+    done = launching.launch(run_dir, ["/bin/sh", "-c", "exit 7"], *NONE, env=env, patch=patch)
+
+    assert done.returncode == 7
+    assert launching.manifest(run_dir)["gpus"] == []
+    sleeping = subprocess.run(["pgrep", "-f", "^sleep 1000$"], capture_output=True, text=True)
+    environs = (Path(f"/proc/{pid}/environ").read_bytes() for pid in sleeping.stdout.split())
+    assert not any(str(tmp_path).encode() in content for content in environs)
 
 
 def test_every_hang_is_written_down_while_the_training_runs(tmp_path: Path, run_dir: Path) -> None:

@@ -357,12 +357,34 @@ def test_the_recording_of_cuda_is_followed_by_the_file_that_the_agent_has_open(
         assert launcher.wait(20) == 7
     written = training.manifest
     window = written["profiler"]["window"]
-    assert opened < window["opened_ns"] < window["closed_ns"]
+    assert opened < window["opened_ns"] <= window["closed_ns"]
     ((begin, end, why),) = written["profiler_busy"]
     assert begin == window["closed_ns"] < closed + 500_000_000
     assert end > closed + 500_000_000
     assert why == "nsys stops and writes its report"
     assert (written["state"], written["warnings"]) == ("OK", [])
+
+
+def test_a_container_sees_nsys_and_its_scratch_and_the_window(tmp_path: Path) -> None:
+    apptainer = tmp_path / "bin/apptainer"
+    apptainer.parent.mkdir()
+    apptainer.write_text(
+        '#!/bin/sh\necho "$APPTAINER_BIND"; echo "$APPTAINERENV_HPCPROF_WINDOW $*"; exit 7\n'
+    )
+    apptainer.chmod(0o755)
+    program = launching.fake_nsys(tmp_path / "fake", '"$@"')
+    run_dir = tmp_path / "run"
+    launching.write_run_json(run_dir, nsys_path=str(program), profile_steps="20-59")
+    env = launching.environ(tmp_path, PATH=f"{apptainer.parent}:{os.environ['PATH']}")
+    command = ["apptainer", "exec", "image.sif", "python", "train.py"]
+    done = launching.launch(run_dir, command, "--profiler", "nsys", env=env)
+    binds, rest = done.stdout.splitlines()
+
+    assert done.returncode == 7
+    assert rest == "20-59,host exec image.sif python train.py"
+    scratch = tmp_path / f"hpcprof-{os.getuid()}"
+    assert {str(run_dir), str(scratch), str(tmp_path / "fake")} <= set(binds.split(","))
+    assert launching.manifest(run_dir)["argv"] == command
 
 
 def test_a_mistake_of_ours_leaves_the_training_alone(tmp_path: Path) -> None:
