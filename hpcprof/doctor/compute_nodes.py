@@ -24,7 +24,7 @@ NAME = "srun"
 MARK = "HPCPROF-DOCTOR "
 END = "end"  # the check's name of a node's last line; its text is the node's SLURM_PROCID
 # the node part's own limit, and what srun needs around it
-NODE_SECONDS = 30.0
+NODE_SECONDS = 40.0
 RANKS_SECONDS = 45.0
 _SRUN_SECONDS = 10.0
 _TERM_SECONDS = 3.0

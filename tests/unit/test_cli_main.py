@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 
 from hpcprof import __version__
 from hpcprof.cli import main as cli
+from hpcprof.doctor.diagnosis import Diagnosis, Line
+from hpcprof.doctor.row import Row
 from hpcprof.errors import EnvironmentLacksError, InputError, UsageError
 from tests.unit.slurm_stubs import Stubs, install_stubs
 
@@ -174,3 +177,56 @@ def test_submit_without_slurm_is_exit_code_4(
     monkeypatch.setenv("PATH", "/nonexistent")
     assert cli.main(["submit", "hpcprof.yaml"]) == 4
     assert "sbatch is not on PATH" in capsys.readouterr().err
+
+
+ROWS = (Line(Row("nsys", "FAIL", "broken", "Mend it.")), Line(Row("clock", "OK", "tsc")))
+
+
+@pytest.fixture
+def diagnosed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, dict[str, object]]]:
+    """Calls of the doctor's library, which finds ``ROWS``."""
+    calls: list[tuple[object, dict[str, object]]] = []
+
+    def diagnose(spec: object, **options: object) -> Diagnosis:
+        calls.append((spec, options))
+        return Diagnosis("login1", str(spec or ""), "here", ROWS, (), asked_nodes=False)
+
+    monkeypatch.setattr("hpcprof.cli.doctor.diagnose", diagnose)
+    return calls
+
+
+def test_doctor_prints_a_table_and_fails_when_something_fails(
+    stubs: Stubs,
+    diagnosed: list[tuple[object, dict[str, object]]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["doctor"]) == 4
+    printed = capsys.readouterr()
+    assert printed.out.startswith("hpcprof doctor: 1 FAIL, 1 OK\n")
+    assert printed.err == ""
+    assert diagnosed[0][0] == Path("hpcprof.yaml")  # the one in this folder
+
+
+def test_doctor_as_json(
+    stubs: Stubs,
+    diagnosed: list[tuple[object, dict[str, object]]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["doctor", "other.yaml", "--format", "json"]) == 4
+    record = json.loads(capsys.readouterr().out)
+    assert record["counts"] == {"FAIL": 1, "WARN": 0, "NOT CHECKED": 0, "OK": 1}
+    assert record["rows"][0]["advice"] == "Mend it."
+    assert diagnosed[0][0] == Path("other.yaml")
+
+
+def test_doctor_passes_options_behind_the_dashes_to_srun(
+    stubs: Stubs,
+    diagnosed: list[tuple[object, dict[str, object]]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["doctor", "--srun", "a.yaml", "--wait=9", "--", "--nodelist=n1"]) == 4
+    spec, options = diagnosed[0]
+    assert (spec, options["srun"], options["wait_s"]) == (Path("a.yaml"), True, 9)
+    assert options["srun_extra"] == ("--nodelist=n1",)
+    assert cli.main(["doctor", "a.yaml", "b.yaml"]) == 2
+    assert "of use with --srun only" in capsys.readouterr().err
