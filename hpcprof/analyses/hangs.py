@@ -3,7 +3,8 @@
 The watchdog of each rank notes the last step that had ended, and for how long none had since.
 1. Notes of different ranks about the same step or neighbouring ones are one hang: ranks that wait
    for each other are never further apart.
-2. It went on when some rank ended a later step.
+2. It went on when some rank ended a later step; that is not known when no rank's record reaches
+   the step of the hang (not marked, or recording had stopped).
 3. Missing, from the notes: ranks whose last step is one less than that of the others. When nothing
    came afterwards, also ranks without a note whose own record ends one step earlier.
 4. Else, when it went on, from the step that was so long (arrivals.py; one of the next two): ranks
@@ -38,8 +39,8 @@ class HangEpisode:
     """``ranks`` noted it, those ``with_stacks`` with what each thread did.
 
     ``step``: the last that any of them had ended; None when none had, or nobody knows.
-    ``seconds``: the longest noted. ``went_on``: None when no step of the run is known. ``behind``:
-    ranks that were missing, () unless ``told_by`` is RECORDS or ARRIVAL.
+    ``seconds``: the longest noted. ``went_on``: None when steps were not recorded up to there.
+    ``behind``: ranks that were missing, () unless ``told_by`` is RECORDS or ARRIVAL.
     """
 
     ranks: tuple[int, ...]
@@ -102,7 +103,8 @@ def _episode(
 ) -> HangEpisode:
     top = max(_number(hang) for hang in notes.values())
     seconds = max(hang.seconds for hang in notes.values())
-    went_on = max(last_ended.values()) > top if last_ended else None
+    last = max(last_ended.values(), default=_NONE_ENDED - 1)
+    went_on = None if last < top or not last_ended else last > top
     known = {rank: _number(hang) for rank, hang in notes.items()}
     if went_on is False:
         known = {**last_ended, **known}

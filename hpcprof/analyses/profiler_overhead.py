@@ -36,6 +36,10 @@ COLUMNS_READ = [c.START_NS, c.END_NS, c.KIND, c.STEP]
 
 MIN_INSIDE = 20
 MIN_EACH_SIDE = 10  # 20 outside; a window that begins at step 20 leaves no more before it
+# of a long window so many steps, and twice as many as the window has on each side of it: bounded,
+# whatever the length of the run and the number of ranks
+MOST_INSIDE = 2_000
+EVERY_STEP = "nsys recorded nearly every step; with a window (profile: {steps: 20-59}) it can be"
 NAN = float("nan")
 
 
@@ -77,15 +81,36 @@ class _Parts:
     after: Int64s
 
 
-def rank_steps(spans: pd.DataFrame) -> RankSteps:
-    """From the spans of one rank of ``KINDS_READ``; a step after a gap has no length."""
+def rank_steps(spans: pd.DataFrame, window: tuple[int, int]) -> RankSteps:
+    """From the spans of one rank of ``KINDS_READ``; a step after a gap has no length.
+
+    ``window``: from the first to the last step that was recorded on any rank; steps far from it
+    are left out.
+    """
     rows = spans[(spans[c.KIND] == c.STEP_KIND) & spans[c.STEP].notna()]
     ends = rows.groupby(rows[c.STEP].astype("int64"), sort=True)[c.END_NS].max()
     busy = covered_times(spans[spans[c.KIND] == c.BUSY])
     first = int(rows[c.START_NS].min()) if len(rows) else 0
     follows = ends.index.to_series().diff() == 1
     lengths = ends.diff()[follows].astype("int64")
-    return RankSteps(lengths, overlapping(ends, first, busy))
+    disturbed = overlapping(ends, first, busy)
+    usable = lengths[~lengths.index.isin(disturbed)]
+    return RankSteps(_near(usable, *window), disturbed)
+
+
+def _near(lengths: pd.Series[int], first: int, last: int) -> pd.Series[int]:
+    """Steps within the window, not more than MOST_INSIDE or so, and those next to it."""
+    steps = lengths.index.to_numpy(np.int64)
+    inside = lengths[(steps >= first) & (steps <= last)]
+    if len(inside) > MOST_INSIDE:
+        # the same of all ranks, and not at a fixed distance, as checkpoints are
+        scattered = (inside.index.to_numpy(np.int64) * 2_654_435_761) % 2**32
+        inside = inside[scattered < 2**32 * MOST_INSIDE / len(inside)]
+    around = 2 * max(MIN_INSIDE, len(inside))
+    near: pd.Series[int] = pd.concat(
+        [lengths[steps < first].tail(around), inside, lengths[steps > last].head(around)]
+    )
+    return near
 
 
 def profiler_overhead(
@@ -100,12 +125,11 @@ def profiler_overhead(
     last = min(end for _, end in recorded.values())
     tables = {rank: ranks[rank].lengths for rank in sorted(recorded)}
     lengths = pd.concat(tables, axis="columns", join="inner").sort_index()
-    busy = np.concatenate([ranks[rank].busy for rank in tables])
+    busy = np.concatenate([ranks[rank].busy for rank in tables])  # of any rank
     lengths = lengths[~lengths.index.isin(busy)]
     parts = _parts(lengths, recorded, first, last)
-    if not parts.before.size and not parts.after.size:
-        reason = "nsys recorded every step; with a window (profile: {steps: 20-59}) it can be"
-        return ProfilerOverhead(reason=reason, first_step=first, last_step=last)
+    if parts.before.size + parts.after.size < min(MIN_EACH_SIDE, parts.inside.size):
+        return ProfilerOverhead(reason=EVERY_STEP, first_step=first, last_step=last)
     side = min(parts.before.size, parts.after.size, parts.inside.size)
     if parts.inside.size < MIN_INSIDE or side < MIN_EACH_SIDE:
         return ProfilerOverhead(

@@ -165,10 +165,13 @@ def _lacking(results: RunResults) -> Iterator[tuple[str, str, str, tuple[int, ..
     everyone = tuple(info.rank for info in results.ranks)
     without = tuple(i.rank for i in results.ranks if not _has_usable(i, "nsys"))
     if without:
+        failed = all(_has_failed(info) for info in results.ranks if info.rank in without)
         yield (
             f"operating system calls, MPI calls and GPU kernels of {ranks(without)}: "
             "no Nsight Systems report",
-            "have nsys on PATH in the job (modules.profile_load of the site file) and keep "
+            ""  # recording-incomplete says why
+            if failed
+            else "have nsys on PATH in the job (modules.profile_load of the site file) and keep "
             "profile.profiler: auto in hpcprof.yaml",
             "timeline",
             without,
@@ -190,6 +193,12 @@ def _lacking(results: RunResults) -> Iterator[tuple[str, str, str, tuple[int, ..
             "timeline",
             everyone,
         )
+
+
+def _has_failed(info: RankInfo) -> bool:
+    """Whether nsys was asked for, was there, and left nothing that can be used."""
+    source = info.sources.get("nsys")
+    return source is not None and source.state in (manifest.LOST, manifest.EMPTY)
 
 
 def _has_usable(info: RankInfo, source: str) -> bool:

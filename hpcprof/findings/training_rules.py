@@ -124,7 +124,7 @@ def _hung(results: RunResults, hang: HangEpisode) -> Finding:
         False: "; the training ended by itself without another step"
         if ended_well
         else ", and none came any more",
-        None: "; no step was marked in this run, so whether it went on is not known",
+        None: "; whether the training went on is not known, as no step was recorded from there on",
     }[hang.went_on]
     suspects = hang.behind or hang.ranks
     return Finding(

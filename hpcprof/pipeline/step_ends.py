@@ -16,21 +16,33 @@ from hpcprof.trace.store import TraceStore
 
 def measured_overhead(store: TraceStore, infos: Iterable[RankInfo]) -> ProfilerOverhead:
     """What the profiler cost in the steps that it recorded."""
-    recorded = {}
+    recorded, is_part = {}, False
     for info in infos:
-        nsys = info.sources.get("nsys")
-        if nsys is None or nsys.first_step is None or nsys.last_step is None:
-            continue
+        nsys, spans = _steps(info, "nsys"), _steps(info, "spans")
         # without our own records no other steps are known than the recorded ones
-        if nsys.is_usable and info.sources["spans"].is_usable:
-            recorded[info.rank] = nsys.first_step, nsys.last_step
-    return profiler_overhead(
-        {
-            rank: rank_steps(store.read_spans(rank, overhead.COLUMNS_READ, overhead.KINDS_READ))
-            for rank in recorded
-        },
-        recorded,
-    )
+        if nsys is not None and spans is not None:
+            recorded[info.rank] = nsys
+            is_part = is_part or spans[0] < nsys[0] or spans[1] > nsys[1]
+    if not recorded:
+        return ProfilerOverhead()
+    if not is_part:
+        return ProfilerOverhead(reason=overhead.EVERY_STEP)
+    window = min(first for first, _ in recorded.values()), max(n for _, n in recorded.values())
+    ranks = {
+        rank: rank_steps(store.read_spans(rank, overhead.COLUMNS_READ, overhead.KINDS_READ), window)
+        for rank in recorded
+    }
+    return profiler_overhead(ranks, recorded)
+
+
+def _steps(info: RankInfo, name: str) -> tuple[int, int] | None:
+    """First and last step of a source, if it can be used."""
+    source = info.sources.get(name)
+    if source is None or not source.is_usable:
+        return None
+    if source.first_step is None or source.last_step is None:
+        return None
+    return source.first_step, source.last_step
 
 
 def last_ended_steps(store: TraceStore, infos: Iterable[RankInfo]) -> dict[int, int]:

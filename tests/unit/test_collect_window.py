@@ -265,3 +265,30 @@ def test_the_gpu_of_each_rank_is_in_the_record_and_on_the_page(tmp_path):
     assert table.heads[-2:] == ("GPU", "missing, and warnings")
     assert [row[-2] for row in table.rows] == [f"A100 (…{rank}c3f)" for rank in range(4)]
     assert {len(row) for row in table.rows} == {len(table.heads)}
+
+
+def test_a_report_of_the_whole_run_says_why_its_cost_is_not_known(tmp_path):
+    paths = write_run(tmp_path, steps=40)
+    record_window(paths, 4, (0, 39))
+    record = collect(tmp_path)
+    assert (record["quality"]["collectives"], rules(record)) == ("profiler", [])
+    text = " ".join(render_text(build_document(record)).split())
+    assert "profiler overhead not measured: nsys recorded nearly every step; with a window" in text
+
+
+def test_why_recordings_ended_early_is_told_once_for_all_ranks(tmp_path):
+    paths = write_run(tmp_path, steps=60)
+    record_window(paths, 4, (0, 39))
+    for rank in range(4):
+        why = f"stopped before the time limit; nsys report, {1000 + rank} bytes"
+        edit_manifest(paths, rank, state="PARTIAL", state_reason=why)
+    record = collect(tmp_path)
+    (told,) = [f for f in record["findings"] if f["rule"] == "recording-incomplete"]
+    assert (told["level"], told["message"]) == (
+        *("info", "nsys is PARTIAL on ranks 0-3: stopped before the time limit"),
+    )
+    text = " ".join(render_text(build_document(record)).split())
+    assert (
+        "profiler nsys recorded steps 0-39 overhead not measured: 39 steps in which nsys recorded, "
+        "0 before and 20 after them can be compared"
+    ) in text

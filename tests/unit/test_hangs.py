@@ -116,9 +116,12 @@ def test_hangs_at_other_steps_are_others_and_one_rank_notes_each_once():
     assert [(e.step, e.seconds) for e in again] == [(57, 600), (57, 1200)]
 
 
-def test_without_any_step_it_is_not_known_whether_it_went_on():
+def test_without_a_record_that_reaches_the_hang_it_is_not_known_whether_it_went_on():
     found = only(infos([(-1, 610)], [(-1, 610)]), {}, {})
     assert (found.step, found.went_on, found.told_by) == (None, None, h.UNKNOWN)
+    # recording had stopped at step 20, on a full disk
+    found = only(infos([(57, 610)], [(57, 610)]), {0: 20, 1: 20}, {})
+    assert (found.went_on, found.told_by) == (None, h.UNKNOWN)
     found = only(infos([(-1, 610)], [(None, 610)]), {0: 30, 1: 30}, {})
     assert (found.ranks, found.went_on) == ((0, 1), True)
 

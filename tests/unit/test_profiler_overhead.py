@@ -89,7 +89,8 @@ def test_a_window_that_differs_between_ranks_is_what_all_recorded_and_outside_wh
 @pytest.mark.parametrize(
     ("window", "status", "reason"),
     [
-        ((1, 119), "not_collected", "nsys recorded every step; with a window"),
+        ((1, 119), "not_collected", "nsys recorded nearly every step; with a window"),
+        ((1, 115), "not_collected", "nsys recorded nearly every step; with a window"),
         (
             (40, 58),
             "insufficient",
@@ -123,7 +124,36 @@ def test_a_step_lasts_from_the_end_of_the_one_before():
             c.SOURCE: "hpcprof",
         }
     )
-    found = rank_steps(table)
-    assert found.lengths.to_dict() == {1: 35, 2: 35}
+    found = rank_steps(table, (1, 1))
+    assert found.lengths.to_dict() == {1: 35}  # step 2 is busy, step 9 has nothing before it
     assert found.busy.tolist() == [2]
-    assert rank_steps(table.head(0)).lengths.empty
+    assert rank_steps(table.head(0), (1, 1)).lengths.empty
+
+
+def steps_of_equal_length(count):
+    at = np.arange(count, dtype=np.int64) * 100
+    return spans_frame(
+        {
+            c.START_NS: at,
+            c.END_NS: at + 90,
+            c.KIND: c.STEP_KIND,
+            c.NAME: "step",
+            c.STEP: np.arange(count),
+            c.SOURCE: "hpcprof",
+        }
+    )
+
+
+def test_of_a_long_run_the_steps_around_the_window_are_kept():
+    kept = rank_steps(steps_of_equal_length(1000), (500, 539)).lengths.index
+    assert (kept[0], kept[-1], len(kept)) == (420, 619, 200)
+
+
+def test_of_a_long_window_the_same_steps_are_kept_on_every_rank():
+    steps = rank_steps(steps_of_equal_length(30_000), (100, 20_099)).lengths.index
+    inside = steps[(steps >= 100) & (steps <= 20_099)]
+    assert 1_900 < len(inside) < 2_100
+    assert len(np.unique(np.diff(inside))) > 2  # no fixed distance
+    assert 0.08 < np.mean(inside % 10 == 0) < 0.12
+    shorter = rank_steps(steps_of_equal_length(25_000), (100, 20_099)).lengths.index
+    assert set(inside) <= set(shorter)

@@ -98,8 +98,8 @@ def test_a_run_whose_steps_are_not_marked_does_not_say_how_it_went_on():
     (found,) = of(with_ranks(results(hangs=(unmarked,)), exit_code=1), "training-hung")
     assert (found.level, found.steps) == ("warn", None)
     assert found.message.startswith(
-        "no step for 10 min before the first step ended on ranks 0-3; no step was marked in this "
-        "run, so whether it went on is not known"
+        "no step for 10 min before the first step ended on ranks 0-3; whether the training went on "
+        "is not known, as no step was recorded from there on"
     )
 
 
