@@ -42,6 +42,7 @@ def rows(request: Request, environ: Mapping[str, str]) -> Iterator[Row]:
         advice = "Run hpcprof doctor --srun on a login node of the cluster."
         yield not_checked(NAME, "srun is not on PATH", advice)
         return
+    heard: set[str] = set()
     ended: dict[str, str] = {}
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
@@ -51,18 +52,23 @@ def rows(request: Request, environ: Mapping[str, str]) -> Iterator[Row]:
             stderr=errors,
             env={**environ, VARIABLE: request.to_json()},
         )
-        in_time = True
         for line in _lines(process, time.monotonic() + limit_s(request)):
             row = _row(line)
             if row is not None and row.check == END:
                 ended[row.node] = row.found
             elif row is not None:
+                heard.add(row.node)
                 yield row
         in_time = process.poll() is not None
         code = _end(process)
         errors.seek(0)
         said = command.Said(code, errors.read().decode("utf-8", "replace"))
-    yield judge(ended, said, request, in_time=in_time)
+    if not heard and not in_time:
+        advice = "Look with squeue --me whether the nodes were given; then --wait 600, or salloc."
+        what = f"nothing was heard of a node in {limit_s(request):.0f} s"
+        yield not_checked(NAME, what, advice)
+    else:
+        yield judge(ended, said, request, in_time=in_time)
 
 
 def _argv(request: Request) -> list[str]:

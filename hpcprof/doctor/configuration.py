@@ -125,7 +125,6 @@ def _request(spec: JobSpec | None, site: Site, placement: Placement | None) -> R
     request = Request(
         site=site.name,
         nsys_path=site.nsys.path,
-        nsys_importer=site.nsys.importer,
         nsys_trace=site.nsys.trace,
         nsys_extra=site.nsys.extra,
         modules=site.modules.load,

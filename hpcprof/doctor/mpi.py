@@ -12,6 +12,8 @@ from hpcprof.doctor.subject import Request, Subject
 
 _NAME = "MPI"
 _SECONDS = 30.0
+# nothing here uses a GPU, and Cray MPICH aborts when asked for one by a program without CUDA
+_WITHOUT_GPUS = {"OMPI_MCA_opal_cuda_support": "0", "MPICH_GPU_SUPPORT_ENABLED": "0"}
 _HAS = "import importlib.util as u; print([n for n in ('horovod', 'mpi4py') if u.find_spec(n)])"
 _ADVICE = (
     "Set slurm.srun.mpi in the site file to the kind that the training's MPI was built for; "
@@ -37,7 +39,8 @@ def world(subject: Subject) -> Iterator[Row]:
         return
     argv = [*subject.python, "-c", programs.text_of("world"), by]
     try:
-        said = command.run(argv, subject.environ, seconds=_SECONDS)
+        environ = {**subject.environ, **_WITHOUT_GPUS}
+        said = command.run(argv, environ, seconds=_SECONDS)
     except command.NoAnswerError as error:
         yield fail(_NAME, f"the start of MPI hangs: {error}", _ADVICE)
         return

@@ -82,12 +82,10 @@ def importer(subject: Subject) -> Iterator[Row]:
         return
     from hpcprof.readers import nsys_tools
 
-    given = subject.request.nsys_importer
     tools = nsys_tools.find_tools(build.path, subject.environ)
-    path = Path(given) if given else (tools.importer if tools else None)
-    if path is None or not path.is_file():
-        where = f"{path} is missing" if path else f"none beside {build.path}"
-        yield warn("nsys importer", where, _IMPORTER_ADVICE)
+    path = tools.importer if tools else None
+    if path is None:
+        yield warn("nsys importer", f"none beside {build.path}", _IMPORTER_ADVICE)
         return
     said = command.run([str(path), "--version"], subject.environ, seconds=_SECONDS)
     yield judge_importer(build.version, said.text, str(path))

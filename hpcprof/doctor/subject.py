@@ -31,7 +31,6 @@ class Request(NamedTuple):
     gpus_per_node: int = 0
     profiler: str = "auto"
     nsys_path: str | None = None
-    nsys_importer: str | None = None
     nsys_trace: Sequence[str] = ("cuda", "nvtx", "mpi")
     nsys_extra: Sequence[str] = ()
     modules: Sequence[str] = ()

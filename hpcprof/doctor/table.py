@@ -44,7 +44,10 @@ def _renderable(diagnosis: Diagnosis) -> RenderableType:
         title = f"{count} ({', '.join(diagnosis.nodes)})"
         parts += [Text(""), Text(title, style="bold"), _table(there, diagnosis.nodes)]
     if not diagnosis.asked_nodes:
-        parts += [Text(""), Text("The compute nodes were not asked: hpcprof doctor --srun")]
+        parts += [
+            Text(""),
+            Text("Compute nodes were not asked and may differ: hpcprof doctor --srun"),
+        ]
     return Group(*parts)
 
 
