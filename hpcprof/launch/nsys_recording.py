@@ -93,6 +93,11 @@ class Recording:
         """False while nsys starts, stops or writes at our word."""
         return self._work is None
 
+    @property
+    def outlives_command_line(self) -> bool:
+        """Whether its end is asked for by a command of ours and not by nsys's first one."""
+        return self._mode == HOST
+
     def look(self, *, application_ended: bool, nsys_ended: bool) -> None:
         """Take notice of what has come, and go on to the next phase where it is time."""
         self._messages.look()
@@ -107,6 +112,20 @@ class Recording:
             self._stop_when_wanted()
         if self.phase == OVER or (self.phase == WAITING and self.stopped):
             self._messages.answer(self._outcome())
+
+    def interrupted(self, signum: int) -> None:
+        """nsys has been given TERM or INT: it ends a recording, and writes it (tried, 2022.4).
+
+        Nothing changes for one of the whole run, which ends with the training then.
+        """
+        if self._mode is None or self.phase not in (WAITING, RECORDING):
+            return
+        self.stopped = f"stopped by signal {signum}"
+        if self.phase == RECORDING:
+            self.phase = STOPPING
+            self._work = Work(STOPS, node_time.monotonic_ns(), None, self._writing())
+        else:
+            self.phase = OVER  # a start is refused from now on
 
     def give_up(self) -> None:
         """Wait no longer for a command that still runs."""

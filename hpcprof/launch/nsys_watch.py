@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Callable, NamedTuple
 
 from hpcprof.launch import processes
-from hpcprof.launch.nsys_recording import OVER, Recording
+from hpcprof.launch.nsys_recording import OVER, STOPPING, Recording
 from hpcprof.launch.nsys_start import Running
 from hpcprof.launch.processes import Fate
 from hpcprof.launch.signals import SignalInbox
@@ -122,8 +122,13 @@ class Watch:
             self._warnings.append(f"the recording was left to itself: {error!r}")
 
     def _nsys_ended_first(self) -> None:
-        if self._recording.phase != OVER:
-            self._warnings.append("nsys ended before the training; it went on unrecorded")
+        if self._recording.phase in (STOPPING, OVER):
+            return
+        # nsys launch killed (2022.4): its agent goes on, and nsys stop writes the report all the
+        # same; only a recording that is still open at the training's end is lost
+        goes_on = self._recording.outlives_command_line
+        then = "its agent goes on" if goes_on else "it went on unrecorded"
+        self._warnings.append(f"nsys ended before the training; {then}")
 
     def _fate_without_shim(self) -> Fate | None:
         """When nsys is gone: None while the application or its shim still runs."""
@@ -160,6 +165,7 @@ class Watch:
             self._nsys_signalled = True
             if self._nsys is None and processes.send(self._running.nsys_pid, signum):
                 attempt.take_witness(signum)
+                self._recording.interrupted(signum)
                 return
         if self._application is not None:
             self._impatience += signum in _TO_NSYS

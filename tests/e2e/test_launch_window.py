@@ -204,7 +204,7 @@ def test_the_training_outlives_an_nsys_with_a_window(
     written = training.manifest
     assert written["exit_code"] == 7
     assert training.marks.read_text().splitlines()[1:] == ["end"]
-    # without its command line nsys goes on recording; without its agent it cannot
+    # without its command line nsys still records and stops; without its agent it cannot
     assert written["state"] == ("OK" if victim == LAUNCH_COMMAND else "LOST"), written
     assert written["warnings"]
 
@@ -218,7 +218,11 @@ def test_term_reaches_a_training_in_its_window_once(
 
     assert training.end()[0] == 7
     assert training.marks.read_text().splitlines()[1:] == ["signal 15", "end"]
-    assert training.report.stat().st_size > 0
+    written = training.manifest
+    assert written["state"] == "PARTIAL"
+    assert written["state_reason"].startswith("stopped by signal 15; nsys report, ")
+    assert written["warnings"] == []
+    assert steps_seen(tools[0], training.report)
 
 
 def test_stop_completes_the_report_while_the_training_goes_on(
