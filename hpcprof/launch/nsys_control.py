@@ -69,7 +69,7 @@ class Work:
         """``why`` is STARTS or STOPS; after ``command`` comes ``writing``, and either may lack."""
         self.problem: str | None = None
         self._why = why
-        self._since_ns = since_ns
+        self._since_ns = self._until_ns = since_ns
         self._command = command
         self._writing = writing
 
@@ -79,13 +79,17 @@ class Work:
             if not self._command.has_ended():
                 return False
             self.problem, self._command = self._command.problem, None
-        if self.problem is not None or self._writing is None:
-            return True
-        return nsys_ended or self._writing.has_ended()
+        if self.problem is None and self._writing is not None and not nsys_ended:
+            if not self._writing.has_ended():
+                return False
+            self._until_ns = self._writing.until_ns
+        else:
+            self._until_ns = node_time.monotonic_ns()
+        return True
 
     def busy(self) -> list[object]:
-        """Entry of the manifest's ``profiler_busy``, with now as its end."""
-        return [self._since_ns, node_time.monotonic_ns(), self._why]
+        """Entry of the manifest's ``profiler_busy``, once it has ended."""
+        return [self._since_ns, max(self._since_ns, self._until_ns), self._why]
 
     def give_up(self) -> None:
         """End the command if it still runs."""

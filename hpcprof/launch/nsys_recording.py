@@ -171,8 +171,9 @@ class Recording:
     def _follow_stream(self) -> None:
         """Find the recording. In mode cuda it also tells when nsys began and ended.
 
-        nsys's agent has it open from the first moment to the last. The times of the calls
-        themselves are in the training's spans.
+        nsys's agent has it open from the first moment to the last (2022.4, seen with -c nvtx; the
+        end of the range keeps the training waiting until the report is written). The times of the
+        calls themselves are in the training's spans.
         """
         if self.stream is not None and self._mode != CUDA:
             return

@@ -322,8 +322,9 @@ def test_where_cuda_is_traced_the_training_switches_nsys_itself(tmp_path: Path) 
     assert training.manifest["state"] == "EMPTY"
 
 
+@pytest.mark.parametrize("says", ["", "print('Generated:\\n    ' + sys.argv[1], flush=True)\n"])
 def test_the_recording_of_cuda_is_followed_by_the_file_that_the_agent_has_open(
-    tmp_path: Path,
+    tmp_path: Path, says: str
 ) -> None:
     """The agent opens it at cuProfilerStart, closes it at cuProfilerStop, and then imports it."""
     (tmp_path / "bin").mkdir()
@@ -335,8 +336,10 @@ def test_the_recording_of_cuda_is_followed_by_the_file_that_the_agent_has_open(
         f"    while not os.path.exists('{tmp_path}/' + name): time.sleep(0.02)\n"
         "wait('open'); stream = open(os.environ['TMPDIR'] + '/n.qdstrm', 'w'); stream.write('x')\n"
         "wait('close'); stream.close()\n"
-        "time.sleep(0.5); open(sys.argv[1], 'w').write('report')\n"
-        "print('Generated:\\n    ' + sys.argv[1], flush=True)\n"
+        "end = time.monotonic() + 0.5\n"
+        "while time.monotonic() < end: pass\n"
+        "open(sys.argv[1], 'w').write('report')\n"
+        f"{says}"
         "time.sleep(60)\n"
     )
     shell = f"{wait_for(f'{tmp_path}/end')} exit 7"
