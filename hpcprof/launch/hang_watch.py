@@ -17,6 +17,7 @@ from hpcprof.artifacts import node_time, span_format
 LOOK_SECONDS = 10.0  # a stat on a shared file system, by every rank
 # what the training's own watchdog gets in addition: it says more than we can
 GRACE_SECONDS = 30.0
+_MAX_ENTRIES = 3  # as many as the training's own watchdog writes
 _MAX_LINES = 30  # a TensorFlow process has a hundred threads, most of them alike
 
 
@@ -31,6 +32,7 @@ class HangWatch:
         self._grown_at = 0.0
         self._look_at = 0.0
         self._is_known = False
+        self._left = _MAX_ENTRIES
 
     def is_told(self) -> None:
         """The training has said itself that it hangs: nothing to add until it goes on."""
@@ -49,9 +51,10 @@ class HangWatch:
             self._size, self._grown_at, self._is_known = size, now, False
             return None
         seconds = now - self._grown_at
-        if self._is_known or seconds < self._limit:
+        if self._is_known or seconds < self._limit or not self._left:
             return None
         self._is_known = True
+        self._left -= 1
         pid = _recording_pid(self._spans)
         if pid is None:
             return None  # the training has stopped recording; it may do what it likes

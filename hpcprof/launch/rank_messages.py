@@ -17,7 +17,7 @@ from hpcprof.launch.hang_watch import HangWatch
 from hpcprof.launch.rank_record import RankRecord
 
 _LOOK_SECONDS = 1.0
-_MAX_HANGS = 20  # the manifest has 16 KiB reserved on a full disk
+_MAX_HANGS = 10  # the manifest has 16 KiB reserved on a full disk
 
 
 class RankMessages:
