@@ -65,6 +65,7 @@ class Recording:
         self._early = EarlyEnd(messages, plan.scratch, record.paths.root)
         self._agent = nsys_files.find_agent(running.attempt.mark)
         self._work: Work | None = None
+        self._started_ns = 0  # the end of nsys start
         self._seen_ns = 0  # when the recording was last seen to go on
         self._busy: list[list[object]] = []
         self._mode = plan.window.mode if plan.window is not None else None
@@ -154,7 +155,7 @@ class Recording:
             closed_ns = self._said(rank_state.CLOSE_WINDOW)
             if closed_ns:
                 self._stop(closed_ns)
-                if closed_ns < self._seen_ns:
+                if closed_ns < self._started_ns:
                     self._record.warnings.append(_TOO_SHORT)
                 self._note_window(closed_ns=closed_ns)
         if self.phase == RECORDING or self._mode == CUDA:
@@ -232,7 +233,7 @@ class Recording:
                 self.stopped = None  # it goes on recording, for all we know
             self._fail(work.problem)
         elif self.phase == STARTING:
-            self._seen_ns = node_time.monotonic_ns()
+            self._started_ns = node_time.monotonic_ns()
             self._begin_recording()
         else:
             self.phase = OVER
