@@ -54,12 +54,7 @@ class Attempt:
 
     def started(self) -> Started | None:
         """Who runs, None as long as the application has not been started."""
-        for name in self._names():
-            word, _, rest = name.partition(".")
-            if word == "started":
-                shim, _, application = rest.partition(".")
-                return Started(int(shim), int(application))
-        return None
+        return started_in(self.folder)
 
     def fate(self) -> Fate | None:
         """How the application ended, None while it runs."""
@@ -86,10 +81,24 @@ class Attempt:
         ]
 
     def _names(self) -> list[str]:
-        try:
-            return os.listdir(self.folder)
-        except OSError:
-            return []
+        return _names_in(self.folder)
+
+
+def started_in(folder: Path) -> Started | None:
+    """Who was started in the attempt of this folder, perhaps another launcher's."""
+    for name in _names_in(folder):
+        word, _, rest = name.partition(".")
+        if word == "started":
+            shim, _, application = rest.partition(".")
+            return Started(int(shim), int(application))
+    return None
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def shim_argv(

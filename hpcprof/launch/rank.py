@@ -14,6 +14,7 @@ from hpcprof.artifacts.paths import ArtifactPaths
 from hpcprof.artifacts.rank_env import RankEnv
 from hpcprof.errors import HpcprofError
 from hpcprof.launch import container, environment, gpus, processes, rank_record, state_folder
+from hpcprof.launch.orphans import end_orphans
 from hpcprof.launch.processes import Fate, Program, say
 from hpcprof.launch.rank_messages import RankMessages
 from hpcprof.launch.rank_record import AlreadyRecordedError, RankRecord
@@ -109,6 +110,7 @@ def _run_recorded(scene: Scene) -> Fate:
         state = state_folder.make_state_folder(scratch, record.identity)
     except OSError as error:
         return _run_without_state(scene, f"no state folder in {scratch}: {error.strerror}")
+    record.warnings += end_orphans(scratch)
     asking = gpus.start(state, scene.request.environ, scene.inbox)
     try:
         return _run_with_state(scene, scratch, state)

@@ -6,10 +6,12 @@ Nothing here is an artifact: all of it is gone when the rank has ended.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 import stat
 from pathlib import Path
-from typing import Mapping
+from typing import Iterator, Mapping
 
 import hpcprof
 from hpcprof.artifacts import rank_state
@@ -19,6 +21,12 @@ from hpcprof.artifacts.rank_env import RankEnv
 _MIN_FREE_BYTES = 128 * 2**20
 # sockaddr_un.sun_path holds 108 bytes; nsys adds a name like /8b41-99d3-c3a8-1236
 _MAX_SOCKET_FOLDER_BYTES = 107 - 20
+
+
+_ALIVE = "alive"  # locked as long as the launcher lives
+_held: list[int] = []  # descriptors of our locks; closed by the end of this process only
+# as make_state_folder names them: job, step, rank, process id of the launcher
+_STATE_RE = re.compile(r"\A[^.]+\.[^.]+\.[0-9]+\.[0-9]+\Z")
 
 
 def open_scratch(wanted: str | None, environ: Mapping[str, str]) -> tuple[Path | None, list[str]]:
@@ -69,14 +77,56 @@ def profiler_obstacle(scratch: Path) -> str | None:
 
 
 def make_state_folder(scratch: Path, identity: RankEnv) -> Path:
-    """Create ``<job>.<step>.<rank>.<pid>`` inside ``scratch``. Raises OSError."""
+    """Create ``<job>.<step>.<rank>.<pid>`` inside ``scratch``, ours until this process ends.
+
+    Raises OSError.
+    """
     job = identity.job_id or "local"
     name = f"{job}.{identity.slurm_step or 0}.{identity.rank}.{os.getpid()}"
     folder = scratch / name
     if folder.exists():
         remove(folder)  # the same process id in an earlier life of the node
-    folder.mkdir(mode=0o700)
+    making = scratch / f".{name}"
+    remove(making)
+    making.mkdir(mode=0o700)
+    _held.append(_lock(making))
+    # only now others see it: a folder without a lock would look abandoned
+    os.rename(making, folder)
     return folder
+
+
+def _lock(folder: Path) -> int:
+    """Descriptor of the lock that the kernel takes from us when we end, however that is."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(folder / _ALIVE, flags, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def abandoned(scratch: Path) -> Iterator[Path]:
+    """State folders of launchers that were killed. Raises nothing."""
+    try:
+        names = sorted(os.listdir(scratch))
+    except OSError:
+        return
+    for name in names:
+        folder = scratch / name
+        if _STATE_RE.match(name) and _is_abandoned(folder / _ALIVE):
+            yield folder
+
+
+def _is_abandoned(lock: Path) -> bool:
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False  # of an older hpcprof, or gone
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def link_package(state: Path) -> Path:

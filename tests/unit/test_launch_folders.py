@@ -97,7 +97,7 @@ def test_the_state_of_an_earlier_process_with_our_id_is_replaced(tmp_path: Path)
     second = state_folder.make_state_folder(tmp_path, IDENTITY)
 
     assert second.name == f"77.1.3.{os.getpid()}"
-    assert list(second.iterdir()) == []
+    assert [path.name for path in second.iterdir()] == ["alive"]
     state_folder.link_package(second)
     state_folder.remove(second)
     assert not second.exists()
