@@ -82,6 +82,7 @@ def test_a_real_horovod_that_is_alone_in_a_step_of_four_is_told(
     state = tmp_path / "state"
     env = annotated.environ(tmp_path, state, **{rank_env.WORLD_SIZE: "4"})
     env |= {"TF_CPP_MIN_LOG_LEVEL": "2", "HOROVOD_CONTROLLER": "gloo"}
+    env |= {"HOROVOD_CPU_OPERATIONS": "gloo", "CUDA_VISIBLE_DEVICES": "-1"}
     done = subprocess.run(
         [horovod_python, "-c", annotated.PREAMBLE + ALONE],
         env={name: value for name, value in env.items() if not name.startswith("SLURM_")},

@@ -195,10 +195,11 @@ training.join()
 
 
 FAKE_HOROVOD = """
+SIZE = {size}
 def size():
-    if {size} is None:
+    if SIZE is None:
         raise ValueError("Horovod has not been initialized; use hvd.init().")
-    return {size}
+    return SIZE
 """
 
 
