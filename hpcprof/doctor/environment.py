@@ -92,8 +92,12 @@ def judge(request: Request, problems: list[str]) -> Iterator[Row]:
     if any(problem.startswith("activate") for problem in problems):
         advice = "Run the text by hand; where its last command merely tests something, ignore this."
         yield warn(NAME, "python.activate ended with an error; jobs go on", advice)
-    if not problems and (request.modules or request.profile_modules or request.activations):
-        yield ok(NAME, "modules and python.activate work")
+    asked = [
+        *(["modules"] if request.modules or request.profile_modules else []),
+        *(["python.activate"] if request.activations else []),
+    ]
+    if asked and not problems:
+        yield ok(NAME, f"no error from {' and '.join(asked)}")
 
 
 def find_python(request: Request, environ: Mapping[str, str]) -> tuple[Sequence[str], str]:
