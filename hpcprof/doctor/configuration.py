@@ -57,7 +57,10 @@ def configure(
     site = _site(spec, spec_path, environ, rows)
     placement = _placement(spec, site, spec_path, environ, rows)
     request = _request(spec, site, placement)._replace(
-        spec=str(spec_path or ""), python=python, nodes=_nodes(spec, environ)
+        spec=str(spec_path or ""),
+        # checks run elsewhere; a bare name is looked for on PATH
+        python=os.path.abspath(python) if python and "/" in python else python,
+        nodes=_nodes(spec, environ),
     )
     try:
         options = _srun(spec, site, inside="SLURM_JOB_ID" in environ)

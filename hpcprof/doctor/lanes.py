@@ -35,7 +35,8 @@ class _Running:
         self.check = check
         self.position = position
         self.mark = f"{os.getpid()}.{position}"
-        self.deadline = min(deadline, time.monotonic() + check.limit_s)
+        self._seconds = min(check.limit_s, max(0.0, deadline - time.monotonic()))
+        self.deadline = time.monotonic() + self._seconds
         self._unread = b""
         self._rows = 0
         self._is_done = False
@@ -76,7 +77,7 @@ class _Running:
             left = processes.with_environment(f"{MARK_VARIABLE}={self.mark}")
             processes.end(left, grace_seconds=1.0)
         if late:
-            why = f"no answer within {self.check.limit_s:.0f} s"
+            why = f"no answer within {self._seconds:.0f} s"
         elif not self._is_done:
             why = f"the check broke off (wait status {status})"
         else:

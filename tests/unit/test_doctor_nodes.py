@@ -183,6 +183,14 @@ def test_a_spec_that_is_wrong_is_a_row_and_the_other_checks_go_on(spec: Path) ->
     assert configuration.request.strategy is None
 
 
+def test_a_python_by_hand_is_found_from_where_the_checks_run(
+    spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(spec.parent)
+    assert configure(spec, python="bin/python").request.python == f"{spec.parent}/bin/python"
+    assert configure(spec, python="python3.9").request.python == "python3.9"
+
+
 def test_a_spec_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="job spec not found"):
         configure(tmp_path / "none.yaml")
