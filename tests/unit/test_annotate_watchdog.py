@@ -107,18 +107,20 @@ def test_a_process_that_was_suspended_has_not_hung(tmp_path: Path) -> None:
     code = """
 while not os.path.exists(os.environ["STOP_FILE"]):
     with annotate.step():
-        time.sleep(0.01)
+        for _ in range(40):  # most of it is still to come when the process goes on
+            time.sleep(0.01)
 """
     end = tmp_path / "end"
-    env = annotated.environ(tmp_path, None, STOP_FILE=str(end), **watched(1.0))
+    env = annotated.environ(tmp_path, None, STOP_FILE=str(end), **watched(1.5))
     argv = [sys.executable, "-c", annotated.PREAMBLE + code]
     with subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True) as training:
         launching.wait_until((tmp_path / "spans.bin").exists)
-        time.sleep(0.2)
+        launching.wait_until(lambda: len(annotated.steps(tmp_path)) >= 2)
         os.kill(training.pid, signal.SIGSTOP)
-        time.sleep(2.5)
+        time.sleep(3)
         os.kill(training.pid, signal.SIGCONT)
-        time.sleep(0.3)
+        after = len(annotated.steps(tmp_path))
+        launching.wait_until(lambda: len(annotated.steps(tmp_path)) > after)
         end.write_text("")
         _, errors = training.communicate(timeout=30)
 
