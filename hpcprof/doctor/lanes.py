@@ -45,6 +45,8 @@ class _Running:
         if self.pid == 0:
             os.close(self.descriptor)
             _answer(check, subject, writer, self.mark)
+        with contextlib.suppress(OSError):
+            os.setpgid(self.pid, self.pid)  # as it does itself: whoever comes first
         os.close(writer)
 
     @property

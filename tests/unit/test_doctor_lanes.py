@@ -100,6 +100,11 @@ def test_nothing_runs_past_the_deadline() -> None:
     ]
 
 
+def test_a_check_that_comes_after_the_deadline_is_not_checked() -> None:
+    row = run(check(hangs, limit_s=600), seconds=0.0)[-1]
+    assert (row.check, row.state) == ("it", NOT_CHECKED)
+
+
 def test_what_a_hanging_check_started_is_ended_even_a_daemon(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
 
