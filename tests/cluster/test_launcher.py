@@ -7,6 +7,7 @@ run at once; the fixture has begun them before the first test.
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import subprocess
 import time
@@ -97,10 +98,8 @@ def jobs(cluster: Cluster, horovod_python: Path, nsys: Path) -> Iterator[Jobs]:
 
 
 def has_steps(run_dir: Path, ranks: int, steps: int) -> bool:
-    paths = ArtifactPaths(run_dir)
-    files = [paths.spans(rank) for rank in paths.rank_ids()]
-    sizes = [path.stat().st_size for path in files if path.exists()]
-    return len(sizes) == ranks and min(sizes) >= steps * span_format.BLOCK_BYTES
+    known = ArtifactPaths(run_dir).rank_ids()
+    return len(known) == ranks and all(len(step_ends_ns(run_dir, r)) >= steps for r in known)
 
 
 def requeue(cluster: Cluster, job: Training) -> None:
@@ -128,15 +127,18 @@ def wait_for_array(cluster: Cluster, job_id: int) -> None:
         time.sleep(1)
 
 
-def accounting(cluster: Cluster, job_id: int, suffixes: tuple[str, ...]) -> dict[str, Any]:
-    """State and exit codes of the job's rows that end in ``suffixes``, under these names."""
-    rows = cluster.sacct(job_id, "JobID,State,ExitCode,DerivedExitCode")
-    found = {row.pop("JobID"): row for row in rows}
-    return {
-        name.removeprefix(str(job_id)): row
-        for name, row in found.items()
-        if name.removeprefix(str(job_id)) in suffixes
-    }
+def accounting(cluster: Cluster, job_id: int) -> dict[str, Any]:
+    """State and exit codes of the job, its script (".batch") and its training (".srun").
+
+    Which of the two steps that begin together is number 0 is a matter of luck.
+    """
+    rows = cluster.sacct(job_id, "JobID,JobName,State,ExitCode,DerivedExitCode")
+    found = {}
+    for row in rows:
+        if not row.pop("JobName").startswith("hpcprof-"):
+            name = row.pop("JobID").removeprefix(str(job_id))
+            found[re.sub(r"\.[0-9]+$", ".srun", name)] = row
+    return found
 
 
 def manifests(run_dir: Path) -> list[dict[str, Any]]:
@@ -145,7 +147,8 @@ def manifests(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def step_ends_ns(run_dir: Path, rank: int) -> list[int]:
-    data = ArtifactPaths(run_dir).spans(rank).read_bytes()
+    path = ArtifactPaths(run_dir).spans(rank)
+    data = path.read_bytes() if path.exists() else b""
     size = span_format.BLOCK_BYTES
     whole = data[size : len(data) // size * size]
     records = span_format.RECORD.iter_unpack(whole)
@@ -172,10 +175,9 @@ def steps_in_report(nsys: Path, report: Path, folder: Path) -> int:
 def test_exit_codes_reach_slurm_as_without_hpcprof(cluster: Cluster, jobs: Jobs) -> None:
     for job_id in (jobs.ends.job_id, jobs.plain_ends):
         wait_for_array(cluster, job_id)
-    suffixes = tuple(f"_{end}{part}" for end in ENDS for part in ("", ".batch", ".0"))
-    with_us = accounting(cluster, jobs.ends.job_id, suffixes)
-    assert with_us == accounting(cluster, jobs.plain_ends, suffixes)
-    assert len(with_us) == len(suffixes)
+    with_us = accounting(cluster, jobs.ends.job_id)
+    assert with_us == accounting(cluster, jobs.plain_ends)
+    assert set(with_us) == {f"_{end}{part}" for end in ENDS for part in ("", ".batch", ".srun")}
     states = [with_us[f"_{end}"]["State"] for end in ENDS]
     assert states == ["COMPLETED", "FAILED", "FAILED", "FAILED"]
 
@@ -216,8 +218,8 @@ def test_recordings_are_complete_before_the_time_limit(
         stop_ns = max(end for _, end, _ in found["profiler_busy"])
         ends = step_ends_ns(jobs.limited.run_dir, rank)
         before, after = [t for t in ends if t <= stop_ns], [t for t in ends if t > stop_ns]
-        # the training has gone on, for most of the half minute that was left
-        assert len(after) * STEP_S >= 10
+        # the training has gone on: half a minute was left, or 300 steps
+        assert len(after) >= 50
         assert 20 <= steps_in_report(nsys, paths.nsys_report(rank), tmp_path) <= len(before)
     record = jobs.limited.record()
     # what was recorded is all there, and that it is not the whole run is said
@@ -230,6 +232,6 @@ def test_the_time_limit_looks_to_slurm_as_without_a_profiler(cluster: Cluster, j
     found: list[Mapping[str, Any]] = []
     for job in (jobs.limited, jobs.unprofiled):
         assert job.wait() == "TIMEOUT", job.output()
-        found.append(accounting(cluster, job.job_id, ("", ".batch")))
+        rows = accounting(cluster, job.job_id)
+        found.append({part: rows[part] for part in ("", ".batch")})
     assert found[0] == found[1]
-    assert len(found[0]) == 2
