@@ -64,8 +64,6 @@ def manifest_notes(record: Mapping[str, Any]) -> ManifestNotes:
     """The notes of a manifest that has been read. Raises nothing."""
     warnings: list[str] = []
     busy = _entries(record, "profiler_busy", _busy, warnings)
-    if any("profiler_busy" in text for text in warnings):
-        warnings.append("steps in which nsys was at work may therefore be among those compared")
     gpus = None if record.get("gpus") is None else _entries(record, "gpus", _gpu, warnings)
     size = record.get("horovod_size")
     if size is not None and not _is_count(size):
@@ -103,7 +101,10 @@ def _entries(
 
 
 def _damaged(key: str) -> str:
-    return f"{key} in the manifest makes no sense; what does not is ignored"
+    text = f"{key} in the manifest makes no sense; what does not is ignored"
+    if key != "profiler_busy":
+        return text
+    return f"{text}, and steps in which nsys was at work may be among those compared"
 
 
 def _busy(entry: Any) -> BusyTime:

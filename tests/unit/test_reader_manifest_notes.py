@@ -79,8 +79,8 @@ def test_damaged_busy_times_are_ignored_with_a_warning_and_the_others_are_kept(b
     notes = manifest_notes({"profiler_busy": given})
     assert [time.start_ns for time in notes.busy] == ([10] if isinstance(busy, list) else [])
     assert notes.warnings == (
-        "profiler_busy in the manifest makes no sense; what does not is ignored",
-        "steps in which nsys was at work may therefore be among those compared",
+        "profiler_busy in the manifest makes no sense; what does not is ignored, and steps in "
+        "which nsys was at work may be among those compared",
     )
 
 
