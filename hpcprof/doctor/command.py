@@ -11,7 +11,14 @@ from typing import NamedTuple
 
 
 class NoAnswerError(Exception):
-    """A program that is missing, cannot be run, or did not end in time."""
+    """A program that is missing, cannot be run, or did not end in time.
+
+    ``printed`` is what it said before.
+    """
+
+    def __init__(self, what: str, printed: str = "") -> None:
+        super().__init__(what)
+        self.printed = printed
 
 
 class Said(NamedTuple):
@@ -57,9 +64,9 @@ def run(argv: Sequence[str], environ: Mapping[str, str], *, seconds: float, cwd:
             process.kill()
             said = _read(output.fileno())
             last = Said(0, said).last_line
-            raise NoAnswerError(
-                f"{os.path.basename(argv[0])} did not end in {seconds:.0f} s; it said {last}"
-            ) from None
+            name = os.path.basename(argv[0])
+            what = f"{name} did not end in {seconds:.0f} s; it said {last}"
+            raise NoAnswerError(what, said) from None
         return Said(code if code >= 0 else 128 - code, _read(output.fileno()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,14 +15,18 @@ _NAME = "MPI"
 _SECONDS = 30.0
 # nothing here uses a GPU, and Cray MPICH aborts when asked for one by a program without CUDA
 _WITHOUT_GPUS = {"OMPI_MCA_opal_cuda_support": "0", "MPICH_GPU_SUPPORT_ENABLED": "0"}
+_FROM_RE = re.compile(r"^\[[^\]]*\]\s*")
+# what the MPI libraries say when srun and they do not speak the same PMI
+_TELLING_RE = re.compile(r"\bpmi|direct launch", re.IGNORECASE)
 _HAS = "import importlib.util as u; print([n for n in ('horovod', 'mpi4py') if u.find_spec(n)])"
+_AGAIN = "Run hpcprof doctor --srun again: a second import of the packages is often faster."
 _ADVICE = (
     "Set slurm.srun.mpi in the site file to the kind that the training's MPI was built for; "
     "srun --mpi=list shows what there is."
 )
 
 
-@check(_NAME, where=RANKS, lane="mpi", limit_s=_SECONDS + 10, instead=_ADVICE)
+@check(_NAME, where=RANKS, lane="mpi", limit_s=_SECONDS + 10, instead=_AGAIN)
 def world(subject: Subject) -> Iterator[Row]:
     """Does every task see all the others?"""
     tasks = int(subject.environ.get("SLURM_NTASKS", "1"))
@@ -42,9 +47,11 @@ def world(subject: Subject) -> Iterator[Row]:
         environ = {**subject.environ, **_WITHOUT_GPUS}
         said = command.run(argv, environ, seconds=_SECONDS)
     except command.NoAnswerError as error:
-        yield fail(_NAME, f"the start of MPI hangs: {error}", _ADVICE)
+        if not programs.answers(error.printed):
+            raise  # it was not even imported: that says nothing about MPI
+        yield fail(_NAME, f"the start of MPI hangs: no end within {_SECONDS:.0f} s", _ADVICE)
         return
-    found = programs.answers(said.text)
+    found = [answer for answer in programs.answers(said.text) if "size" in answer]
     yield judge(found[0] if found else {}, said, subject.environ, tasks)
 
 
@@ -61,7 +68,7 @@ def judge(
 ) -> Row:
     """Row out of what this task saw of the world."""
     if not found:
-        return fail(_NAME, f"MPI could not be started: {said.last_line}", _ADVICE)
+        return fail(_NAME, f"MPI could not be started: {reason(said.text)}", _ADVICE)
     size = f"{found['by']}.size() is {found['size']}"
     if found["size"] != tasks:
         return fail(_NAME, f"{size} in {tasks} tasks: they do not see each other", _ADVICE)
@@ -70,3 +77,11 @@ def judge(
         advice = "Leave --distribution out of srun_extra, so that both number the ranks alike."
         return warn(_NAME, f"{size}, but MPI's rank is not SLURM_PROCID", advice)
     return ok(_NAME, f"{size}, as many as tasks")
+
+
+def reason(printed: str) -> str:
+    """The line that says most, without host and process id, so that nodes say the same."""
+    lines = [_FROM_RE.sub("", line).strip() for line in printed.splitlines()]
+    lines = [line for line in lines if line and programs.MARK not in line]
+    telling = [line for line in lines if _TELLING_RE.search(line)]
+    return (telling or lines or ["it said nothing"])[0 if telling else -1]

@@ -11,12 +11,14 @@ import pytest
 from hpcprof.doctor import (
     command,
     environment,
+    mpi,
     node,
     nsys,
     output_folder,
     programs,
     slurm,
     this_hpcprof,
+    training,
 )
 from hpcprof.doctor.row import FAIL, NOT_CHECKED, OK, WARN, Row
 from hpcprof.doctor.subject import Request, Subject
@@ -49,7 +51,9 @@ def states(rows: object) -> list[tuple[str, str]]:
 def test_a_command_that_hangs_gives_no_answer_although_its_child_keeps_the_output(
     bin_folder: Path,
 ) -> None:
-    program = write_program(bin_folder / "hangs", "#!/bin/sh\necho begun\nsleep 5 &\nsleep 600\n")
+    program = write_program(
+        bin_folder / "hangs", "#!/bin/sh\necho begun\nsleep 5 &\nexec sleep 600\n"
+    )
     with pytest.raises(command.NoAnswerError, match=r"hangs did not end in 1 s; it said begun"):
         command.run([str(program)], os.environ, seconds=1.0)
 
@@ -319,3 +323,68 @@ def test_the_packages_of_a_python_are_listed_without_tensorflow() -> None:
     assert found["version"] == list(sys.version_info[:3])
     assert found["packages"]["psutil"]
     assert found["packages"]["tensorflow"] is None
+
+
+SLOW = (
+    "import json, sys, time\nprint('{mark}' + json.dumps({first}), flush=True)\ntime.sleep(600)\n"
+)
+
+
+def slow_program(
+    monkeypatch: pytest.MonkeyPatch, module: object, first: dict[str, object] | None
+) -> Subject:
+    """The training's Python answers ``first`` and then takes for ever."""
+    text = SLOW.format(mark=programs.MARK, first=first) if first else "import time; time.sleep(600)"
+    monkeypatch.setattr(programs, "text_of", lambda _: text)
+    monkeypatch.setattr(module, "_SECONDS", 1.5)
+    environ = {**os.environ, "SLURM_NTASKS": "2"}
+    return Subject(Request(strategy="horovod"), environ, (sys.executable,), on_node=True)
+
+
+def test_an_import_that_takes_too_long_keeps_what_was_known_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    packages = {"tensorflow": "2.15.1", "horovod": "0.28.1", "nvtx": "0.2.11"}
+    first = {"version": [3, 11, 7], "executable": "/x/python", "packages": packages}
+    rows = list(training.environment(slow_program(monkeypatch, training, first)))
+    assert states(rows)[:4] == [
+        ("Python", OK),
+        ("TensorFlow", NOT_CHECKED),
+        ("Horovod", NOT_CHECKED),
+        ("package nvtx", OK),
+    ]
+    assert "no end within 2 s" in rows[1].found
+
+
+def test_a_python_too_slow_to_say_anything_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(command.NoAnswerError, match="did not end in 2 s"):
+        list(training.environment(slow_program(monkeypatch, training, None)))
+
+
+def test_an_mpi_that_hangs_is_told_from_an_import_that_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mpi, "_package", lambda *_: "mpi4py")
+    (row,) = mpi.world(slow_program(monkeypatch, mpi, {"by": "mpi4py"}))
+    assert (row.state, row.found) == (FAIL, "the start of MPI hangs: no end within 2 s")
+    with pytest.raises(command.NoAnswerError):
+        list(mpi.world(slow_program(monkeypatch, mpi, None)))
+
+
+OMPI = """[node1:24577] OPAL ERROR: Unreachable in file pmix3x_client.c at line 111
+The application appears to have been direct launched using "srun",
+but OMPI was not built with SLURM's PMI support.
+[node1:24577] Local abort before MPI_INIT completed
+"""
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected"),
+    [
+        (OMPI, "OPAL ERROR: Unreachable in file pmix3x_client.c at line 111"),
+        ("[node1:3] a\n[node2:4] Local abort\n", "Local abort"),
+        ("", "it said nothing"),
+    ],
+)
+def test_the_reason_of_a_failed_start_is_the_same_on_all_nodes(printed: str, expected: str) -> None:
+    assert mpi.reason(printed) == expected
