@@ -15,7 +15,8 @@ _ENDS_TRAINING = frozenset(
     ("--duration", "-d", "--duration-frames", "--kill", "--stop-on-exit", "-x", "--wait")
 )
 _TAKEN = frozenset(("--output", "-o", "--session-new", "--session", "--force-overwrite", "-f"))
-_CAPTURE_RANGE = ("-c", "--capture-range")
+_CAPTURE_RANGE = frozenset(("-c", "--capture-range"))
+_RANGE_END = frozenset(("--capture-range-end",))
 # sampling costs processor time of the training
 _QUIET = (("sample", "s", "none"), ("cpuctxsw", "", "none"))
 
@@ -57,7 +58,8 @@ def profile(
     argv += ["-o", _literal(stem)]
     if window:
         argv.append("--capture-range=cudaProfilerApi")
-    if (window or has_capture_range(extra)) and "--capture-range-end" not in chosen:
+    has_end = any(option.is_one_of(_RANGE_END) for option in options)
+    if (window or has_capture_range(extra)) and not has_end:
         # the default, stop-shutdown, sends TERM to the training at the end of the range
         argv.append("--capture-range-end=stop")
     for option in options:
@@ -96,7 +98,7 @@ def interactive(
 
 def has_capture_range(extra: Iterable[str]) -> bool:
     """True when ``extra`` lets the training say when recording begins."""
-    return any(option.name in _CAPTURE_RANGE for option in _options(extra))
+    return any(option.is_one_of(_CAPTURE_RANGE) for option in _options(extra))
 
 
 class _Option(NamedTuple):
@@ -106,8 +108,9 @@ class _Option(NamedTuple):
 
     @property
     def name(self) -> str:
-        """With its dashes, without its value."""
-        return self.words[0].split("=")[0]
+        """With its dashes, without its value; nsys takes -d1 too."""
+        word = self.words[0]
+        return word.split("=")[0] if word.startswith("--") else word[:2]
 
     @property
     def value(self) -> str:
@@ -115,6 +118,13 @@ class _Option(NamedTuple):
 
     def __str__(self) -> str:
         return " ".join(self.words)
+
+    def is_one_of(self, names: frozenset[str]) -> bool:
+        """nsys takes the beginning of a long name for the name, unless it is one of its own."""
+        name = self.name
+        if name in names or not name.startswith("--") or name in _CAPTURE_RANGE:
+            return name in names
+        return len(name) > 2 and any(long.startswith(name) for long in names)
 
     def is_among(self, listed: Sequence[str]) -> bool:
         """Whether a help text lists it; see NsysBuild for what is in ``listed``."""
@@ -137,10 +147,10 @@ def _allowed(extra: Sequence[str]) -> tuple[list[_Option], list[str]]:
     allowed: list[_Option] = []
     warnings: list[str] = []
     for option in _options(extra):
-        shuts_down = option.name == "--capture-range-end" and "shutdown" in option.value
-        if shuts_down or option.name in _ENDS_TRAINING:
+        shuts_down = option.is_one_of(_RANGE_END) and "shutdown" in option.value
+        if shuts_down or option.is_one_of(_ENDS_TRAINING):
             warnings.append(f"nsys option {option} was left out: it can end the training")
-        elif option.name in _TAKEN:
+        elif option.is_one_of(_TAKEN):
             warnings.append(f"nsys option {option} was left out: hpcprof sets it itself")
         else:
             allowed.append(option)

@@ -23,6 +23,9 @@ from hpcprof.launch.signals import SignalInbox
 # between two looks for messages of a rank without profiler; its end and signals wake us at once
 _LOOK_SECONDS = 1.0
 
+# where a manifest does not say it any more: where a report has been left, for example
+_SAID_WARNINGS = 5
+
 
 class Request(NamedTuple):
     """What the command line asked for. ``profiler`` None: as the run's record says."""
@@ -71,7 +74,10 @@ def run_rank(request: Request) -> Fate:
     try:
         scene.record.complete(fate)
     except OSError as error:
-        say(f"rank {scene.record.identity.rank}: the manifest could not be completed: {error}")
+        who = f"rank {scene.record.identity.rank}"
+        say(f"{who}: the manifest could not be completed: {error}")
+        for warning in scene.record.warnings[-_SAID_WARNINGS:]:
+            say(f"{who}: {warning}")
     return fate
 
 

@@ -80,7 +80,8 @@ def claim(
     rank = identity.rank
     folder = paths.rank_folder(rank)
     os.makedirs(folder, RUN_FOLDER_MODE, exist_ok=True)
-    if paths.manifest(rank).exists():
+    kept = (paths.manifest(rank), paths.nsys_report(rank), paths.nsys_stream(rank))
+    if any(path.exists() for path in kept):  # nsys would leave its own elsewhere, beside that one
         raise AlreadyRecordedError(f"{folder} already holds the recording of another start")
     reserve = paths.manifest_reserve(rank)
     try:

@@ -106,6 +106,13 @@ def test_a_window_of_cuda_goes_on_after_its_end() -> None:
     [
         (["--duration=30"], [], 1),
         (["-d", "30", "--kill", "none"], [], 2),
+        (["-d30", "--dur=30", "--ki=none", "-xfalse"], [], 4),
+        (["-cnvtx"], ["--capture-range-end=stop", "-cnvtx"], 0),
+        (
+            ["-c", "nvtx", "--capture-range-en=stop-shutdown"],
+            ["--capture-range-end=stop", "-c", "nvtx"],
+            1,
+        ),
         (["-f", "true", "-o", "elsewhere"], [], 2),
         (["--capture-range=nvtx"], ["--capture-range-end=stop", "--capture-range=nvtx"], 0),
         (

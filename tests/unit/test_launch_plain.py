@@ -255,6 +255,19 @@ def test_a_second_start_runs_but_leaves_the_record_alone(tmp_path: Path, run_dir
     assert (run_dir / "ranks/00003/manifest.json").read_bytes() == before
 
 
+def test_a_folder_with_a_report_of_somebody_else_is_left_alone(
+    tmp_path: Path, run_dir: Path
+) -> None:
+    report = run_dir / "ranks/00003/rank.nsys-rep"
+    report.parent.mkdir(parents=True)
+    report.write_text("of last week")
+    done = launching.launch(run_dir, ["/bin/sh", "-c", "exit 6"], env=launching.environ(tmp_path))
+
+    assert done.returncode == 6
+    assert "already holds the recording of another start" in done.stderr
+    assert [path.name for path in report.parent.iterdir()] == ["rank.nsys-rep"]
+
+
 def test_an_unknown_rank_runs_unrecorded(tmp_path: Path, run_dir: Path) -> None:
     env = launching.environ(tmp_path)
     del env["SLURM_PROCID"]
