@@ -52,7 +52,7 @@ import json, os, signal, sys, time
 with open(os.environ['STUB_LOG'], 'a') as stream:
     stream.write(json.dumps({'argv': sys.argv[1:], 'env': dict(os.environ), 'cwd': os.getcwd(),
                              'umask': os.umask(0)}) + chr(10))
-if sys.argv[-1] == 'agent':
+if 'agent' in sys.argv[-2:]:
     signal.signal(signal.SIGUSR2, lambda *_: sys.exit(0))
     print('agent says hello', flush=True)
     time.sleep(float(os.environ.get('STUB_AGENT_SLEEP', '0')))
@@ -80,6 +80,7 @@ INTERPRETER = """#!/bin/bash
 case "$*" in
   "-I -c import hpcprof") exit 0 ;;
   "-I -c import hpcprof; print(*hpcprof.__path__)") echo "$STUB_PACKAGE" ;;
+  "-I -m hpcprof agent --start "*) exec "$STUB_PYTHON" "$@" ;;
   "-I -m hpcprof collect "*) printf '%s\\n' "$5" >> "$STUB_LOG"; exit "${STUB_EXIT:-0}" ;;
   *) echo "unknown call: $*" >&2; exit 99 ;;
 esac
@@ -96,7 +97,13 @@ class Stubs:
     def environ(self, **more: str) -> dict[str, str]:
         """The environment of a job or a login node that has these stubs."""
         path = f"{self.bin}:{os.environ['PATH']}"
-        return {"PATH": path, "HOME": str(self.bin.parent), "STUB_LOG": str(self.log), **more}
+        return {
+            "PATH": path,
+            "HOME": str(self.bin.parent),
+            "STUB_LOG": str(self.log),
+            "STUB_PYTHON": sys.executable,
+            **more,
+        }
 
     def calls(self) -> list[dict[str, Any]]:
         """Every recorded call but those that start the node agent or a flush, in order."""
@@ -117,7 +124,7 @@ class Stubs:
 
 
 def _starts(call: Any, *verbs: str) -> bool:
-    return isinstance(call, dict) and call["argv"][-1:] in [[verb] for verb in verbs]
+    return isinstance(call, dict) and any(verb in call["argv"][-2:] for verb in verbs)
 
 
 def install_stubs(folder: Path) -> Stubs:
@@ -182,6 +189,11 @@ def script_for(stubs: Stubs, spec: JobSpec | None = None, **site: object) -> str
     """A job script that uses the stubs' interpreter."""
     place = place_in(stubs.bin.parent, stubs)
     return render_job_script(spec or make_spec(), make_site(**site), place)
+
+
+def agent_words() -> list[str]:
+    """What srun starts on each node; the agents' job step is started by the real hpcprof."""
+    return [sys.executable, "-I", "-m", "hpcprof", "agent"]
 
 
 def launched(stubs: Stubs) -> list[str]:

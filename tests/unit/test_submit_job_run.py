@@ -18,6 +18,7 @@ from hpcprof.artifacts.run_record import launch_settings
 from hpcprof.submit.script import render_collect_script, render_job_script
 from tests.unit.slurm_stubs import (
     Stubs,
+    agent_words,
     install_stubs,
     launched,
     make_site,
@@ -116,14 +117,30 @@ def test_one_agent_per_node_shares_the_resources_and_is_ended_after_the_training
     assert {"--overlap", "--gres=none", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1"} <= set(
         call["argv"]
     )
-    assert call["argv"][-6:] == ["--mpi=pmix", *launched(stubs)[:4], "agent"]
+    assert call["argv"][-6:] == ["--mpi=pmix", *agent_words()]
     assert (tmp_path / "runs/cnn-4711/nodes/agent.log").read_text() == "agent says hello\n"
 
 
-def test_an_agent_that_fails_or_is_not_wanted_changes_nothing(stubs: Stubs, tmp_path: Path) -> None:
-    done = run_script(script_for(stubs), stubs, STUB_SLEEP="0.3", STUB_EXIT="3")
-    assert (done.returncode, done.stderr, len(stubs.agent_calls())) == (3, "", 1)
-    stubs.log.unlink()
+def test_agents_that_mpi_has_taken_down_are_started_once_more_without_it(
+    stubs: Stubs, tmp_path: Path
+) -> None:
+    spec = make_spec(nodes=2)
+    script = script_for(stubs, spec, slurm={"srun": {"mpi": "pmix"}})
+    done = run_script(script, stubs, STUB_SLEEP="1", STUB_EXIT="3")  # the agents end with code 5
+    assert (done.returncode, done.stderr) == (3, "")
+    first, second = stubs.agent_calls()
+    assert first["argv"][-6:] == ["--mpi=pmix", *agent_words()]
+    assert second["argv"] == [
+        *first["argv"][:-5],
+        "--mpi=none",
+        *first["argv"][-5:],
+        "--transport=udp",
+    ]
+    log = (tmp_path / "runs/cnn-4711/nodes/agent.log").read_text()
+    assert "job step ended with code 5; the agents are started again, over UDP and TCP" in log
+
+
+def test_an_agent_that_is_not_wanted_is_not_started(stubs: Stubs, tmp_path: Path) -> None:
     script = script_for(stubs, make_spec(name="plain", profile={"agent": "none"}))
     done = run_script(script, stubs, STUB_EXIT="3")
     assert (done.returncode, done.stderr, stubs.agent_calls()) == (3, "", [])

@@ -60,7 +60,8 @@ def test_signal_to_the_batch_shell_does_not_end_the_job(
 
 def test_usr1_ends_the_recordings_once_with_one_task_per_node(stubs: Stubs) -> None:
     spec = make_spec(nodes=2, ranks_per_node=3)
-    with running(stubs, script_for(stubs, spec), STUB_SLEEP="2", STUB_EXIT="7") as job:
+    stub = {"STUB_SLEEP": "2", "STUB_EXIT": "7", "STUB_AGENT_SLEEP": "60"}
+    with running(stubs, script_for(stubs, spec), **stub) as job:
         wait_until(lambda: bool(stubs.agent_calls()))
         job.send_signal(signal.SIGUSR1)
         wait_until(lambda: bool(stubs.flush_calls()))

@@ -22,6 +22,11 @@ def main(argv: Sequence[str]) -> int:
     """Serve ``hpcprof agent``; returns 0, or 2 for a wrong request."""
     arguments = _parser().parse_args(argv)
     environ = dict(os.environ)
+    if arguments.start:
+        from hpcprof.launch.agent.job_step import start
+
+        start(arguments.start, arguments.run_dir or environ.get(rank_env.RUN_DIR), environ)
+        return 0
     try:
         # imported here: a part that cannot be imported must not fail the job either
         from hpcprof.launch.agent.start import Request, run_agent
@@ -72,6 +77,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--data-dir", metavar="DIR", help="where the data set is (default: as the job spec says)"
+    )
+    parser.add_argument(
+        "--start",
+        nargs=argparse.REMAINDER,
+        metavar="SRUN",
+        help="for the job script: start the agents by this command and see to it that they run",
     )
     return parser
 
