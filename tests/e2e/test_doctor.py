@@ -23,8 +23,9 @@ pytestmark = pytest.mark.e2e
 # records nothing with nsys 2022.4, silently
 NVTX_TOO_NEW = "0.2.12"
 CACHE = Path(os.environ.get("HPCPROF_CACHE", Path.home() / ".cache" / "hpcprof"))
-# a hang guard: doctor itself gives up before
+# hang guards: doctor itself gives up before
 GUARD_SECONDS = 75
+SRUN_GUARD_SECONDS = 150
 
 
 @pytest.fixture(scope="session")
@@ -96,13 +97,14 @@ def test_a_training_without_nvtx_is_warned(
 def doctor(folder: Path, nsys: Path, *options: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """Exit code and rows by check of the whole doctor, on a machine without Slurm."""
     tools = folder / "tools"
-    tools.mkdir()
+    tools.mkdir(exist_ok=True)
     for name in ("bash", "sh", "env"):
         (tools / name).symlink_to(f"/usr/bin/{name}")
     argv = [sys.executable, "-m", "hpcprof", "doctor", "--format", "json", *options]
+    guard = SRUN_GUARD_SECONDS if "--srun" in options else GUARD_SECONDS
     environ = {**os.environ, "PATH": f"{nsys.parent}:{tools}"}
     done = subprocess.run(
-        argv, env=environ, cwd=folder, capture_output=True, text=True, timeout=GUARD_SECONDS
+        argv, env=environ, cwd=folder, capture_output=True, text=True, timeout=guard
     )
     assert done.stderr == ""
     rows = json.loads(done.stdout)["rows"]
@@ -138,3 +140,45 @@ def test_the_whole_doctor_with_tensorflow_and_nothing_else(
     assert states["Horovod"] == NOT_CHECKED
     assert (states["package nvtx"], states["capture"]) == (WARN, WARN)
     assert code == 0, rows
+
+
+# two tasks with a real MPI between them; what srun sets itself is set as it does
+SRUN = """#!/usr/bin/bash
+while [ "${1#-}" != "$1" ]; do shift; done
+export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl=self,tcp OMPI_MCA_plm=isolated
+exec MPIRUN --oversubscribe ROOT -n 2 /usr/bin/bash -c '
+  export SLURM_PROCID=$OMPI_COMM_WORLD_RANK SLURM_NTASKS=2
+  export SLURMD_NODENAME=node$OMPI_COMM_WORLD_RANK
+  LONELY exec "$@"' x "$@"
+"""
+# as with an srun --mpi=… that the training's MPI does not understand
+LONELY = 'for name in "${!OMPI_@}" "${!PMIX_@}"; do unset "$name"; done;'
+
+
+@pytest.mark.parametrize("lonely", [False, True], ids=["together", "lonely"])
+def test_two_tasks_of_horovod_see_each_other_or_are_told_to_be_alone(
+    nsys: Path, horovod_python: Path, tmp_path: Path, lonely: bool
+) -> None:
+    mpirun = shutil.which("mpirun")
+    if mpirun is None:
+        pytest.skip("no mpirun")
+    root = "--allow-run-as-root" if os.getuid() == 0 else ""
+    text = SRUN.replace("MPIRUN", mpirun).replace("ROOT", root)
+    (tmp_path / "tools").mkdir()
+    srun = tmp_path / "tools" / "srun"
+    srun.write_text(text.replace("LONELY", LONELY if lonely else ""))
+    srun.chmod(0o755)
+    (tmp_path / "hpcprof.yaml").write_text(
+        "{schema: 1, name: cnn, strategy: horovod, site: generic-slurm, time: 10, nodes: 2, "
+        f"profile: {{profiler: none}}, command: {horovod_python} train.py}}"
+    )
+    code, rows = doctor(tmp_path, nsys, "--srun")
+    assert rows["srun"]["found"] == "2 tasks on 2 nodes, each with its SLURM_PROCID"
+    assert rows["Horovod"]["state"] == OK, rows["Horovod"]
+    assert rows["Horovod"]["nodes"] == ["node0", "node1"]
+    said = "hvd.size() is 2, as many as tasks"
+    if lonely:
+        said = "hvd.size() is 1 in 2 tasks: they do not see each other"
+    assert (rows["MPI"]["found"], rows["MPI"]["nodes"]) == (said, ["node0", "node1"]), rows["MPI"]
+    assert rows["MPI"]["state"] == (FAIL if lonely else OK)
+    assert code == 4  # no sbatch here
