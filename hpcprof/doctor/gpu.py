@@ -136,9 +136,12 @@ def judge_libraries(found: Mapping[str, Any]) -> Row:
     if not found.get("cuda"):
         advice = "In a container: start it with --nv (Apptainer); else tell the administrators."
         return fail("GPU libraries", "libcuda.so.1 cannot be loaded", advice)
+    if not found.get("wanted"):
+        return ok("GPU libraries", "libcuda.so.1; TensorFlow does not tell its libcupti")
     if not found.get("cupti"):
         advice = "Load the CUDA module of TensorFlow's version for tf.profiler; nsys has its own."
-        return warn("GPU libraries", "libcuda.so.1; no libcupti was found", advice)
+        what = f"libcuda.so.1; no libcupti.so.{found['wanted']}, which TensorFlow was built for"
+        return warn("GPU libraries", what, advice)
     return ok("GPU libraries", f"libcuda.so.1, {os.path.basename(str(found['cupti']))}")
 
 

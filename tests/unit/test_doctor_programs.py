@@ -312,6 +312,27 @@ def test_answers_are_found_among_what_libraries_print() -> None:
     assert programs.answers(printed + f"{programs.MARK}broken\n") == [{"a": 1}, {"b": 2}]
 
 
+@pytest.mark.parametrize(
+    ("built", "wanted"),
+    [
+        ("('cuda_version', '12.2'), ('cudnn_version', '8')", "12"),
+        ("('cuda_version', '11.8')", "11.8"),
+        ("('is_cuda_build', False)", None),
+    ],
+)
+def test_libcupti_is_looked_for_as_tensorflow_was_built(
+    tmp_path: Path, built: str, wanted: str | None
+) -> None:
+    folder = tmp_path / "tensorflow" / "python" / "platform"
+    folder.mkdir(parents=True)
+    (tmp_path / "tensorflow" / "__init__.py").write_text("raise ImportError('not for this')")
+    (folder / "build_info.py").write_text(f"build_info = OrderedDict([{built}])")
+    argv = [sys.executable, "-c", programs.text_of("libraries")]
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    (found,) = programs.answers(command.run(argv, environ, seconds=20.0).text)
+    assert found["wanted"] == wanted
+
+
 @pytest.mark.parametrize("name", ["packages", "ranges", "libraries", "world"])
 def test_programs_mark_their_answers_as_they_are_looked_for(name: str) -> None:
     assert f'MARK = "{programs.MARK}"' in programs.text_of(name)

@@ -371,11 +371,17 @@ def test_gpu_counters(params: str, state: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cuda", "cupti", "state"),
-    [("libcuda.so.1", "/x/libcupti.so.12", OK), ("libcuda.so.1", None, WARN), (None, None, FAIL)],
+    ("cuda", "wanted", "cupti", "state"),
+    [
+        ("libcuda.so.1", "12", "/x/libcupti.so.12", OK),
+        ("libcuda.so.1", "12", None, WARN),
+        ("libcuda.so.1", None, None, OK),
+        (None, "12", "/x/libcupti.so.12", FAIL),
+    ],
 )
-def test_gpu_libraries(cuda: str | None, cupti: str | None, state: str) -> None:
-    assert gpu.judge_libraries({"cuda": cuda, "cupti": cupti}).state == state
+def test_gpu_libraries(cuda: str | None, wanted: str | None, cupti: str | None, state: str) -> None:
+    row = gpu.judge_libraries({"cuda": cuda, "wanted": wanted, "cupti": cupti})
+    assert row.state == state
 
 
 @pytest.mark.parametrize(
