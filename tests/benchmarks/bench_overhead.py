@@ -188,7 +188,8 @@ def print_table(passes: Sequence[Mapping[str, float]]) -> None:
             continue
         median = statistics.median(one[row] for one in passes)
         ratio, low, high = interval([one[row] / one["bare"] for one in passes])
-        bounds = "" if row == "bare" else f"{low:.3f} to {high:.3f}"
+        # of one or two passes there is nothing to resample
+        bounds = "" if row == "bare" or len(passes) < 3 else f"{low:.3f} to {high:.3f}"
         print(f"{row:<18}{median:>9.1f}{ratio:>9.3f}{bounds:>19}{len(passes):>6}")
 
 

@@ -82,6 +82,20 @@ def test_the_training_is_recorded_to_its_own_end(
     assert ranges(nsys, tmp_path / "run/ranks/00003/rank.nsys-rep") > 55
 
 
+@pytest.mark.parametrize("extra", ["--inherit-environment=false", "-nfalse"])
+def test_the_training_keeps_its_environment(
+    nsys: Path, scratch: Path, tmp_path: Path, extra: str
+) -> None:
+    """nsys would start it with seventeen variables, and no rank among them."""
+    command = ["/bin/sh", "-c", 'echo "$SLURM_PROCID of $SLURM_STEP_NUM_TASKS, $HPCPROF_RANK"']
+    rank = Rank(nsys, scratch, tmp_path / "run", command, settings={"nsys_extra": [extra]})
+
+    assert rank.end() == (0, "3 of 4, 3\n", "")
+    written = launching.manifest(tmp_path / "run")
+    assert written["state"] == "OK"
+    assert [text for text in written["warnings"] if f"nsys option {extra} was left out" in text]
+
+
 @pytest.mark.parametrize(
     "end",
     [[], ["--capture-range-end=stop-shutdown"], ["--capture-range-end", "stop-shutdown"]],
@@ -227,8 +241,8 @@ def test_a_report_of_somebody_else_is_neither_overwritten_nor_taken_for_ours(
 
 def _reports_left(scratch: Path) -> list[str]:
     """Recordings that a rank forgot in nsys's TMPDIR."""
-    folder = scratch / f"hpcprof-{os.getuid()}"
-    return sorted(p.name for p in folder.iterdir() if p.suffix in (".nsys-rep", ".qdstrm"))
+    left = [*scratch.glob("hpcprof-*/*.nsys-rep"), *scratch.glob("hpcprof-*/*.qdstrm")]
+    return sorted(path.name for path in left)
 
 
 # folders that cannot be used
