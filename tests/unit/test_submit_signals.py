@@ -85,14 +85,26 @@ def test_a_flush_that_hangs_keeps_no_job_that_ends(stubs: Stubs) -> None:
         assert job.wait(30) == 3
 
 
-def test_no_signal_takes_the_place_of_the_exit_code(stubs: Stubs) -> None:
-    with running(stubs, script_for(stubs), STUB_SLEEP="0.4", STUB_EXIT="9") as job:
-        while job.poll() is None:
-            for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR2):
-                job.send_signal(number)
-            time.sleep(0.002)
-    assert job.returncode == 9
+def test_signals_after_the_training_change_no_exit_code(stubs: Stubs) -> None:
+    # the flush still runs when the training has ended, and is waited for
+    environ = {"STUB_SLEEP": "1", "STUB_EXIT": "9", "STUB_FLUSH_SLEEP": "40"}
+    script = script_for(stubs, make_spec(profile={"agent": "none"}))
+    with running(stubs, script, **environ) as job:
+        job.send_signal(signal.SIGUSR1)
+        wait_until(lambda: bool(stubs.flush_calls()))
+        training = children(job.pid)[0]
+        wait_until(lambda: training not in children(job.pid))
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            job.send_signal(number)
+            time.sleep(0.1)
+        assert job.poll() is None
+        assert job.wait(30) == 9
     assert len(stubs.flush_calls()) == 1
+
+
+def children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
 
 
 def test_usr1_starts_nothing_where_nothing_is_recorded(stubs: Stubs, tmp_path: Path) -> None:
