@@ -15,6 +15,9 @@ from hpcprof.launch.signals import SignalInbox
 
 STARTS = "nsys starts"
 STOPS = "nsys stops and writes its report"
+# the first range in a report begins up to 5 ms before the end of nsys start, on a busy machine also
+# after it (2022.4): the training's own threads have to hear of it
+_SETTLING_NS = 100_000_000
 
 _KILL_AFTER_SECONDS = 2.0
 
@@ -89,7 +92,8 @@ class Work:
 
     def busy(self) -> list[object]:
         """Entry of the manifest's ``profiler_busy``, once it has ended."""
-        return [self._since_ns, max(self._since_ns, self._until_ns), self._why]
+        settling_ns = _SETTLING_NS if self._why == STARTS else 0
+        return [self._since_ns, max(self._since_ns, self._until_ns + settling_ns), self._why]
 
     def give_up(self) -> None:
         """End the command if it still runs."""

@@ -128,7 +128,11 @@ def undisturbed(training: Training, steps: range) -> set[int]:
 def test_the_window_holds_its_steps_and_no_other(
     tools: tuple[Path, Path], scratch: Path, tmp_path: Path
 ) -> None:
-    training = Training(tools, scratch, tmp_path, 80, 0.05, profile_steps="20-49")
+    go = tmp_path / "go"
+    training = Training(tools, scratch, tmp_path, 80, 0.05, f"wait:{go}@75", profile_steps="20-49")
+    launching.wait_until(training.report.exists, seconds=60)
+    launching.wait_until(lambda: len(training.manifest["profiler_busy"]) == 2)
+    go.touch()
 
     assert training.end() == ENDS_OF_APPLICATION
     written = training.manifest

@@ -99,15 +99,16 @@ def test_a_launcher_that_does_not_answer_is_not_waited_for_for_ever(
     assert done.stderr == "hpcprof flush: rank 3: problem: no answer in 0.5 s\n"
 
 
-def test_what_a_killed_job_left_behind_is_no_rank(tmp_path: Path) -> None:
+def test_what_a_killed_job_left_behind_is_no_rank(tmp_path: Path, job: str) -> None:
     place = tmp_path / f"hpcprof-{os.getuid()}"
     # of an ended process, of one that is no launcher, of another job
     with subprocess.Popen(["true"]) as ended:
         pass
-    for name in (f"77.0.1.{ended.pid}", f"77.0.2.{os.getpid()}", "78.0.3.1", "77.lock", "x"):
+    left = (f"{job}.0.1.{ended.pid}", f"{job}.0.2.{os.getpid()}", f"{job}1.0.3.1", f"{job}.lock")
+    for name in (*left, "x"):
         (place / name).mkdir(parents=True)
 
-    assert flush.find_ranks("77", [place, tmp_path / "none"]) == []
+    assert flush.find_ranks(job, [place, tmp_path / "none"]) == []
 
 
 def test_outside_a_job_there_is_nothing_to_do(tmp_path: Path) -> None:

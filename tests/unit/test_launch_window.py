@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -84,8 +85,8 @@ def test_the_window_is_opened_and_closed_as_the_training_says(tmp_path: Path) ->
     assert (starts[2], stops[2]) == ("nsys starts", "nsys stops and writes its report")
     assert starts[0] == window["opened_ns"]
     assert stops[0] == window["closed_ns"]
-    assert starts[1] - starts[0] >= 200_000_000
-    assert starts[1] <= stops[0] < stops[1] < written["ended"]["monotonic_ns"]
+    assert starts[1] - starts[0] >= 300_000_000  # and the time in which the training hears of it
+    assert starts[0] < stops[0] < stops[1] < written["ended"]["monotonic_ns"]
     assert written["warnings"] == []
 
 
@@ -429,7 +430,7 @@ def test_a_training_that_holds_the_interpreter_is_seen_from_outside(tmp_path: Pa
         assert hang is not None
         assert (hang["step"], hang["seconds"]) == (None, 640.0)
         assert len(hang["threads"]) >= 1
-        assert all(": S, " in text for text in hang["threads"])
+        assert all(re.match(r"python.*: [A-Z], \S+", text) for text in hang["threads"])
         assert json.loads(json.dumps(hang)) == hang
         assert watch.look(2400.0) is None  # told once
 
