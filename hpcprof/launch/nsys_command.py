@@ -14,6 +14,10 @@ from hpcprof.launch.nsys import Interactive, NsysBuild
 _ENDS_TRAINING = frozenset(
     ("--duration", "-d", "--duration-frames", "--kill", "--stop-on-exit", "-x", "--wait")
 )
+# the training would lose its environment, or be somebody else's; options in a file are not checked
+_CHANGES_TRAINING = frozenset(
+    ("--inherit-environment", "-n", "--env-var", "-e", "--run-as", "--command-file")
+)
 _TAKEN = frozenset(("--output", "-o", "--session-new", "--session", "--force-overwrite", "-f"))
 _CAPTURE_RANGE = frozenset(("-c", "--capture-range"))
 _RANGE_END = frozenset(("--capture-range-end",))
@@ -150,6 +154,8 @@ def _allowed(extra: Sequence[str]) -> tuple[list[_Option], list[str]]:
         shuts_down = option.is_one_of(_RANGE_END) and "shutdown" in option.value
         if shuts_down or option.is_one_of(_ENDS_TRAINING):
             warnings.append(f"nsys option {option} was left out: it can end the training")
+        elif option.is_one_of(_CHANGES_TRAINING):
+            warnings.append(f"nsys option {option} was left out: it changes how the training runs")
         elif option.is_one_of(_TAKEN):
             warnings.append(f"nsys option {option} was left out: hpcprof sets it itself")
         else:
