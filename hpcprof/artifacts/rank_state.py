@@ -14,6 +14,7 @@ NVTX_VERSION = "nvtx-version"  # of the training's package nvtx, as far as it te
 HOROVOD_SIZE = "horovod-size"  # hvd.size() after the first step
 OPEN_WINDOW = "window-open"  # the first step to record begins; text: CLOCK_MONOTONIC ns
 CLOSE_WINDOW = "window-close"  # the last one has ended; text: CLOCK_MONOTONIC ns
+WINDOW_FAILED = "window-failed"  # the steps will not be recorded; text: why, in words
 HANG = "hang"  # no step for too long; text: see ``annotate.watchdog``
 STOP = "stop"  # end the recording now and write it; text: why: "before the time limit"
 STOPPED = "stopped"  # the launcher's answer to it; text: "ok: …" or "problem: …", in words
