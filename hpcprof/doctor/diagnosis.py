@@ -141,7 +141,7 @@ def _check_with_nodes(
         lanes.run([*_checks(LOGIN), nodes], subject, sink, deadline=deadline + limit)
     finally:
         if probe is not None:
-            probe.unlink(missing_ok=True)
+            output_folder.remove(probe)
 
 
 def _checks(*places: str) -> list[Check]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -56,7 +57,7 @@ def judge_folder(folder: Path, wanted: Path) -> Row:
     except OSError as error:
         return fail(_NAME, f"{folder}: {error.strerror}", _CHOOSE)
     finally:
-        name.unlink(missing_ok=True)
+        remove(name)
     free = free_text(folder)
     to_be_made = "" if folder == wanted else "; it will be made by hpcprof submit"
     if is_scarce(folder, _LITTLE_BYTES):
@@ -66,10 +67,20 @@ def judge_folder(folder: Path, wanted: Path) -> Row:
 
 
 def leave_probe(folder: Path, token: str) -> Path:
-    """Leave a file for the compute nodes to find. Raises OSError."""
+    """Leave a file for the compute nodes to find. Raises OSError, and then leaves none."""
     probe = existing(folder) / f".hpcprof-doctor-{token}"
-    probe.write_text(token, encoding="ascii")
+    try:
+        probe.write_text(token, encoding="ascii")
+    except OSError:
+        remove(probe)  # over the quota: the file is made, but stays empty
+        raise
     return probe
+
+
+def remove(file: Path) -> None:
+    """Delete a file of ours, if it is there and that can be done (not in a read-only folder)."""
+    with contextlib.suppress(OSError):
+        file.unlink()
 
 
 def _appears(probe: Path, token: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -176,6 +177,23 @@ def test_an_output_folder_that_is_still_to_be_made(tmp_path: Path) -> None:
 def test_an_output_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
     row = output_folder.judge_folder(tmp_path / "gone", tmp_path)
     assert (row.state, "No such file" in row.found) == (FAIL, True)
+
+
+def test_an_output_folder_in_which_nothing_can_be_deleted_either_fails() -> None:
+    # deleting raises something else than "not found", as on a read-only file system
+    row = output_folder.judge_folder(Path("/dev/null"), Path("/runs"))
+    assert (row.state, row.found) == (FAIL, "/dev/null: Not a directory")
+
+
+def test_a_probe_that_cannot_be_written_does_not_stay_empty(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # as a quota that is used up
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            output_folder.leave_probe(tmp_path, "token")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_node_that_sees_another_folder_fails(
