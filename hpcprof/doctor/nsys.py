@@ -118,16 +118,43 @@ def cpu_sampling(subject: Subject) -> Iterator[Row]:
 
 
 def judge_sampling(level: str, verdicts: Sequence[tuple[str, str]], request: Request) -> Row:
-    """Row about perf_event_paranoid and what nsys makes of it."""
+    """Row about perf_event_paranoid and what nsys makes of it, for the scopes asked for."""
     described = "; ".join(f"{scope}: {verdict}" for scope, verdict in verdicts)
     what = f"perf_event_paranoid {level}" + (f"; nsys says {described}" if described else "")
-    asked = [o for o in request.nsys_extra if o.startswith(("--sample", "--cpuctxsw", "-s"))]
-    wanted = [option for option in asked if not option.endswith("none")]
-    refused = [scope for scope, verdict in verdicts if verdict.strip() != "OK"]
-    if wanted and refused:
-        advice = f"Leave {wanted[0]} out, or ask for kernel.perf_event_paranoid 2 or less."
-        return warn("CPU sampling", what, advice)
-    return ok("CPU sampling", what + ("" if wanted else "; not asked for"))
+    wanted = sampling_options(request.nsys_extra)
+    if not wanted:
+        return ok("CPU sampling", f"{what}; not asked for")
+    said = {scope: verdict.strip() for scope, verdict in verdicts}
+    for option, scope in wanted.items():
+        if said.get(scope, "OK") != "OK":
+            advice = f"Leave {option} out, or ask for a lower kernel.perf_event_paranoid."
+            return warn("CPU sampling", f"{what}; asked for: {option}", advice)
+    unknown = [option for option, scope in wanted.items() if scope not in said]
+    if unknown:
+        advice = "Try nsys status -e by hand on that node."
+        return not_checked("CPU sampling", f"{what}; nsys says nothing of {unknown[0]}", advice)
+    return ok("CPU sampling", f"{what}; asked for: {', '.join(wanted)}")
+
+
+def sampling_options(extra: Sequence[str]) -> dict[str, str]:
+    """Those of nsys's options that let it sample the CPU, and the scope that each names.
+
+    nsys takes an option and its value in one word or two, and the short one without "=", too.
+    """
+    words: list[str] = []
+    for word in extra:
+        if words and not word.startswith("-"):
+            words[-1] += f"={word}"
+        else:
+            words.append(word)
+    found = {}
+    for word in words:
+        name, _, scope = word.partition("=")
+        if word.startswith("-s"):
+            name, scope = "-s", word[2:].lstrip("=")
+        if name in ("-s", "--sample", "--cpuctxsw") and scope != "none":
+            found[word] = scope
+    return found
 
 
 @check("nsys sessions", where=NODE, lane="nsys")

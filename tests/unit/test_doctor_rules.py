@@ -171,6 +171,10 @@ def test_importer_must_be_of_the_same_version() -> None:
         (["--sample=process-tree"], "OK", OK),
         (["--sample=process-tree"], "Fail", WARN),
         (["--sample=none"], "Fail", OK),
+        (["-s", "none", "--cpuctxsw", "none"], "Fail", OK),
+        (["-s", "process-tree"], "Fail", WARN),
+        (["-sprocess-tree"], "Fail", WARN),
+        (["--sampling-period=1000"], "Fail", OK),  # how often, not whether
     ],
 )
 def test_cpu_sampling_is_a_matter_only_where_it_is_asked_for(
@@ -178,6 +182,22 @@ def test_cpu_sampling_is_a_matter_only_where_it_is_asked_for(
 ) -> None:
     request = Request(nsys_extra=extra)
     assert nsys.judge_sampling("4", [("process-tree", verdict)], request).state == state
+
+
+@pytest.mark.parametrize(
+    ("scope", "state"),
+    [("process-tree", OK), ("system-wide", WARN), ("cpu", NOT_CHECKED), ("", NOT_CHECKED)],
+)
+def test_only_the_scope_of_cpu_sampling_that_is_asked_for_is_judged(scope: str, state: str) -> None:
+    verdicts = [("process-tree", "OK"), ("system-wide", "Fail")]
+    request = Request(nsys_extra=[f"--sample={scope}"])
+    assert nsys.judge_sampling("2", verdicts, request).state == state
+
+
+def test_cpu_sampling_of_which_nsys_says_nothing_is_not_checked_where_it_is_asked_for() -> None:
+    request = Request(nsys_extra=["--cpuctxsw=process-tree"])
+    assert nsys.judge_sampling("2", [], request).state == NOT_CHECKED
+    assert nsys.judge_sampling("2", [], Request()).state == OK
 
 
 def test_sessions_of_the_node_are_listed() -> None:
