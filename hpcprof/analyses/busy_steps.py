@@ -7,9 +7,10 @@
    work. Both are read on the rank's own clock.
 3. What is busy on one rank is left out for all: the others wait for it in the collective.
 
-Left out of lateness, causes and transfer. Too few remain when they are fewer than those left out
-and fewer than FEW_STEPS: then the rest may be what is unusual about the run. A long training in
-which a report is written for a long time is judged by its other steps, and the report says so.
+Left out of lateness, causes, parts of the step and transfer. Too few remain when they are fewer
+than those left out and fewer than FEW_STEPS: then the rest may be what is unusual about the run. A
+long training in which a report is written for a long time is judged by its other steps, and the
+report says so.
 
 Does not know how much a busy step was disturbed: one that was not is left out as well.
 """
@@ -44,6 +45,19 @@ class BusySteps:
     def are_too_many(self) -> bool:
         """Whether what is left says too little about the run."""
         return bool(self.steps) and self.left < max(MIN_STEPS, min(FEW_STEPS, len(self.steps)))
+
+
+def why_too_few(busy: BusySteps, steps: int) -> str:
+    """Why the steps that can be compared, ``steps``, say too little of the run; "" if they do."""
+    if busy.are_too_many:
+        left_out, left = len(busy.steps), busy.left
+        return (
+            f"nsys was starting, stopping or writing in {left_out} of {left_out + left} "
+            f"comparable steps; the other {left} say too little"
+        )
+    if steps < MIN_STEPS:
+        return f"{steps} comparable steps; at least {MIN_STEPS} are needed"
+    return ""
 
 
 def busy_steps(spans: pd.DataFrame, form: str) -> Int64s:

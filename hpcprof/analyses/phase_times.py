@@ -38,9 +38,10 @@ class PhaseTimes:
 
 
 def phase_times(matrix: StepMatrix) -> PhaseTimes:
-    """Medians over the usable steps; empty when there are none."""
+    """Medians over the usable steps; empty when there are none, or too few beside busy ones."""
     medians: dict[str, tuple[float, ...]] = {}
-    if matrix.steps:
+    is_usable = bool(matrix.steps) and not matrix.busy.are_too_many
+    if is_usable:
         sync = matrix.values["sync_ns"]
         transfer = sync.min(axis=1, keepdims=True)
         parts = {piece: matrix.values[f"{piece}_ns"] for piece in ALL_PIECES}
@@ -51,9 +52,9 @@ def phase_times(matrix: StepMatrix) -> PhaseTimes:
             for name, values in parts.items()
         }
     return PhaseTimes(
-        ranks=matrix.ranks if matrix.steps else (),
-        steps=len(matrix.steps),
+        ranks=matrix.ranks if is_usable else (),
+        steps=len(matrix.steps) if is_usable else 0,
         warm_up=matrix.warm_up,
-        step_ns=matrix.median_step_ns,
+        step_ns=matrix.median_step_ns if is_usable else float("nan"),
         median_ns=medians,
     )

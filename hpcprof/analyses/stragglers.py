@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcprof.analyses.blame import blame
-from hpcprof.analyses.busy_steps import MIN_STEPS
+from hpcprof.analyses.busy_steps import why_too_few
 from hpcprof.analyses.resampling import BLOCKS, block_draws, block_medians
 from hpcprof.analyses.step_matrix import Matrix, StepMatrix
 from hpcprof.trace.model import RankInfo
@@ -130,14 +130,9 @@ def stragglers(
 def _why_not(matrix: StepMatrix) -> str:
     if len(matrix.ranks) < 2:
         return f"{len(matrix.ranks)} of {matrix.expected} ranks recorded comparable steps"
-    if matrix.busy.are_too_many:
-        left_out, left = len(matrix.busy.steps), matrix.busy.left
-        return (
-            f"nsys was starting, stopping or writing in {left_out} of {left_out + left} "
-            f"comparable steps; the other {left} say too little"
-        )
-    if len(matrix.steps) < MIN_STEPS:
-        return f"{len(matrix.steps)} comparable steps; at least {MIN_STEPS} are needed"
+    too_few = why_too_few(matrix.busy, len(matrix.steps))
+    if too_few:
+        return too_few
     if len(matrix.ranks) < MIN_SHARE_OF_RANKS * matrix.expected:
         return f"only {len(matrix.ranks)} of {matrix.expected} ranks can be compared"
     return ""

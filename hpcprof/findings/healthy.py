@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcprof.analyses import stragglers
+from hpcprof.analyses.busy_steps import why_too_few
 from hpcprof.analyses.link_rates import MIN_NODES, RECEIVES, SENDS, LinkRates
 from hpcprof.analyses.run_results import RunResults
 from hpcprof.findings.clock_rules import clocks_sentence
@@ -26,10 +27,10 @@ def healthy(results: RunResults, findings: list[Finding]) -> Iterator[str]:
             f"{percent(verdict.spread_frac)} of the step, over {verdict.steps_used} steps; "
             f"lateness below {percent(stragglers.MIN_LATE_FRAC)} is not looked at)"
         )
-    ordinary = verdict.baseline_ranks or results.phase_times.ranks
-    share = results.phase_times.share(c.INPUT, ordinary)
+    times = results.phase_times
+    share = times.share(c.INPUT, verdict.baseline_ranks or times.ranks)
     who = "the typical other rank" if verdict.found else "the typical rank"
-    if share < INPUT_WARN_FRAC:
+    if share < INPUT_WARN_FRAC and not why_too_few(results.busy, times.steps):
         yield f"input keeps up: {who} waits {percent(share)} of the step for its batch"
     yield from _links_alike(results.interconnect.links)
     clocks = clocks_sentence(results)

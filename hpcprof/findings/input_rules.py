@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpcprof.analyses.busy_steps import why_too_few
 from hpcprof.analyses.run_results import RunResults
-from hpcprof.findings.model import CRITICAL, WARN, Finding
+from hpcprof.findings.model import INFO, NOT_COLLECTED, Finding
 from hpcprof.findings.registry import rule
-from hpcprof.findings.thresholds import INPUT_CRITICAL_FRAC, INPUT_WARN_FRAC
+from hpcprof.findings.step_advice import more_steps
+from hpcprof.findings.thresholds import INPUT_WARN_FRAC, input_level
 from hpcprof.trace import columns as c
 from hpcprof.units import duration, percent
 
@@ -18,9 +20,11 @@ def all_ranks_wait_for_input(results: RunResults) -> Iterator[Finding]:
 
     Fires: every rank waits 60 ms of a 200 ms step for data.
     Stays quiet: one slow rank or node among healthy ones (rank-arrives-late has it); waits below
-    5 % of the step.
+    5 % of the step; fewer than 5 comparable steps (input-not-assessed).
     """
     times = results.phase_times
+    if why_too_few(results.busy, times.steps):
+        return
     ordinary = results.stragglers.baseline_ranks or times.ranks
     share = times.share(c.INPUT, ordinary)
     if not share >= INPUT_WARN_FRAC:  # also when it is nan
@@ -33,7 +37,7 @@ def all_ranks_wait_for_input(results: RunResults) -> Iterator[Finding]:
     bound = "" if results.has_device_activity else " (timed on the host: an upper bound)"
     yield Finding(
         rule="all-ranks-wait-for-input",
-        level=CRITICAL if share >= INPUT_CRITICAL_FRAC else WARN,
+        level=input_level(share, times.steps),
         ranks=ordinary,
         phase=c.INPUT,
         cause="input",
@@ -45,4 +49,27 @@ def all_ranks_wait_for_input(results: RunResults) -> Iterator[Finding]:
         advice="give the input pipeline more parallel reads and prefetching (tf.data: "
         "num_parallel_calls, prefetch), or put the data on a faster file system",
         next=(("recipe", "input"),),
+    )
+
+
+@rule
+def input_not_assessed(results: RunResults) -> Iterator[Finding]:
+    """Too few steps were recorded to say whether the input keeps up, and where a step goes.
+
+    Fires: fewer than 5 comparable steps, also on a single rank; nsys was starting, stopping or
+    writing in more steps than are left, and fewer than 20 are left.
+    Stays quiet: whenever the input could be judged, also when it keeps up.
+    """
+    reason = why_too_few(results.busy, results.phase_times.steps)
+    if not reason:
+        return
+    what = "whether the input keeps up"
+    if results.busy.are_too_many:
+        what = f"how long a step takes and where it goes, what the transfer takes, and {what}"
+    yield Finding(
+        rule="input-not-assessed",
+        level=INFO,
+        status=NOT_COLLECTED,
+        message=f"{what}: {reason}",
+        advice=more_steps(results),
     )

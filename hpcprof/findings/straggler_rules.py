@@ -11,6 +11,7 @@ from hpcprof.analyses.stragglers import Straggler
 from hpcprof.findings.model import INFO, INSUFFICIENT, Finding
 from hpcprof.findings.read_evidence import read_evidence
 from hpcprof.findings.registry import rule
+from hpcprof.findings.step_advice import more_steps
 from hpcprof.findings.thresholds import STRAGGLER_INFO_FRAC, straggler_level
 from hpcprof.units import counted, duration, percent, ranks
 
@@ -42,16 +43,6 @@ _GENERAL_ADVICE = {
     "host": "look at Python code that runs only on these ranks: logging, callbacks, summaries, GC",
     causes.UNEXPLAINED: "no single phase explains it; see the table of phases below",
 }
-
-
-_MARK_STEPS = (
-    "mark the steps and phases of the training loop with hpcprof.annotate and record at least 20 "
-    "steps on every rank"
-)
-_UNDISTURBED = (
-    "run more steps, or record fewer of them (profile.steps), so that at least 20 are left in "
-    "which nsys does not start, stop or write"
-)
 
 
 @rule
@@ -87,7 +78,7 @@ def stragglers_not_assessed(results: RunResults) -> Iterator[Finding]:
 def _what_would_do(results: RunResults) -> str:
     if not stragglers.are_connected(results.ranks):
         return "see horovod-size-mismatch: they have to train together first"
-    return _UNDISTURBED if results.busy.are_too_many else _MARK_STEPS
+    return more_steps(results)
 
 
 def _finding(results: RunResults, straggler: Straggler, cause: Cause) -> Finding:

@@ -32,6 +32,12 @@ def straggler_level(late_frac: float, steps: int) -> str:
     return WARN if late_frac >= STRAGGLER_WARN_FRAC else INFO
 
 
+def input_level(wait_frac: float, steps: int) -> str:
+    """Level of input that everybody waits for during this share of each step."""
+    is_sure = steps >= CRITICAL_MIN_STEPS
+    return CRITICAL if wait_frac >= INPUT_CRITICAL_FRAC and is_sure else WARN
+
+
 def profiler_level(at_least_frac: float) -> str:
     """Level of a profiler that lengthens the recorded steps by at least this share."""
     return WARN if at_least_frac >= PROFILER_WARN_FRAC else INFO

@@ -91,7 +91,9 @@ def _headline(record: dict[str, Any]) -> str:
 def _facts(record: dict[str, Any], judged: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     run = record["run"]
     if run["step_ns"] is None:
-        yield "step", "unknown: no step could be compared across ranks"
+        left = (record["quality"].get("busy_steps") or {}).get("left")
+        which = "too few steps" if left else "no step"
+        yield "step", f"unknown: {which} could be compared across ranks"
         yield from _profiler(record)
         return
     text = f"{duration(run['step_ns'])} (median; {run['warm_up_steps']} warm-up steps left out)"

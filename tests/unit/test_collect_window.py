@@ -112,6 +112,30 @@ def test_with_too_few_other_steps_nothing_is_said_of_ranks_and_transfer(tmp_path
     assert record["interconnect"]["transfer_ns"] is None
 
 
+@pytest.mark.parametrize("odd", [(), (25, 50)])
+def test_two_steps_beside_a_report_that_was_written_do_not_judge_the_input(tmp_path, odd):
+    paths = write_run(
+        tmp_path,
+        steps=61,
+        extra_in_step_ms=lambda rank, phase, step: (
+            220.0 if phase == "input" and step in odd else 0.0
+        ),
+    )
+    for rank in range(4):
+        mark_busy(paths, rank, [step for step in range(1, 61) if step not in (25, 50)])
+    record = collect(tmp_path)
+    assert rules(record) == []
+    assert not any("input" in text for text in record["healthy"])
+    assert (record["run"]["step_ns"], record["run"]["steps_used"]) == (None, 0)
+    assert record["phases"] == {"ranks": [], "lateness_ns": [], "median_ns": {}}
+    text = " ".join(render_text(build_document(record)).split())
+    assert "step unknown: too few steps could be compared across ranks" in text
+    assert (
+        "whether the input keeps up: nsys was starting, stopping or writing in 58 of 60 "
+        "comparable steps; the other 2 say too little"
+    ) in text.split("not measured")[1]
+
+
 @pytest.mark.parametrize(
     ("damage", "told"),
     [

@@ -7,13 +7,18 @@ from dataclasses import replace
 import pytest
 
 from hpcprof.analyses import arrivals
+from hpcprof.analyses.busy_steps import BusySteps
 from hpcprof.analyses.node_reads import NodeReads, ReadTimes
+from hpcprof.analyses.phase_times import phase_times
 from hpcprof.analyses.run_results import JobEnd
+from hpcprof.analyses.step_matrix import across_ranks
+from hpcprof.analyses.stragglers import stragglers
 from hpcprof.artifacts import manifest
 from hpcprof.findings import RULES, find
 from hpcprof.findings.healthy import healthy
 from hpcprof.trace.model import SourceState
 from tests.unit.results_builder import rank_info, results
+from tests.unit.synthetic_run import frames
 
 pytestmark = pytest.mark.unit
 
@@ -169,6 +174,54 @@ def test_input_slow_everywhere_is_one_finding_and_no_rank_is_accused():
     ]
     assert first.impact_frac == pytest.approx(62 / 260, abs=0.01)
     assert [f.rule for f in others] == ["order-between-nodes-unknown"]
+
+
+def of_steps(steps, ranks=4, busy=BusySteps(), input_ms=60.0):  # noqa: B008
+    """A run in which this many steps could be compared, and everybody waits for input."""
+    slow = {(rank, "input"): input_ms for rank in range(ranks)}
+    matrix = across_ranks(frames(ranks, steps, extra_ms=slow), ranks)
+    matrix = replace(matrix, busy=busy)
+    nodes = {rank: f"node{rank}" for rank in range(ranks)}
+    run = results(
+        ranks, stragglers=stragglers(matrix, nodes), phase_times=phase_times(matrix), busy=busy
+    )
+    return run, {f.rule: (f.level, f.status, f.message) for f in find(run)}
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("input_ms", [0.0, 60.0])
+def test_of_too_few_steps_the_input_is_neither_accused_nor_called_healthy(ranks, input_ms):
+    run, found = of_steps(4, ranks, input_ms=input_ms)
+    assert run.phase_times.steps == 4
+    assert "all-ranks-wait-for-input" not in found
+    assert found["input-not-assessed"] == (
+        *("info", "not_collected"),
+        "whether the input keeps up: 4 comparable steps; at least 5 are needed",
+    )
+    assert not any("input" in text for text in healthy(run, find(run)))
+
+
+@pytest.mark.parametrize("input_ms", [0.0, 60.0])
+def test_beside_steps_in_which_nsys_was_at_work_a_short_rest_is_no_judge_of_the_input(input_ms):
+    run, found = of_steps(7, busy=BusySteps(tuple(range(8, 40)), 7), input_ms=input_ms)
+    assert (run.phase_times.steps, run.phase_times.ranks) == (0, ())
+    assert "all-ranks-wait-for-input" not in found
+    assert found["input-not-assessed"] == (
+        *("info", "not_collected"),
+        "how long a step takes and where it goes, what the transfer takes, and whether the input "
+        "keeps up: nsys was starting, stopping or writing in 32 of 39 comparable steps; the other "
+        "7 say too little",
+    )
+    assert not any("input" in text for text in healthy(run, find(run)))
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize(("steps", "level"), [(5, "warn"), (14, "warn"), (15, "critical")])
+def test_a_wait_for_input_is_critical_only_over_enough_steps(ranks, steps, level):
+    run, found = of_steps(steps, ranks)
+    assert run.phase_times.steps == steps
+    assert found["all-ranks-wait-for-input"][0] == level
+    assert "input-not-assessed" not in found
 
 
 def test_missing_and_empty_ranks_are_named_and_not_called_healthy():
