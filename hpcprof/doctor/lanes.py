@@ -10,6 +10,7 @@ import contextlib
 import os
 import select
 import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from typing import NoReturn
 from hpcprof.doctor.registry import Check
 from hpcprof.doctor.row import NOT_CHECKED, Row, not_checked
 from hpcprof.doctor.subject import Subject
+from hpcprof.launch import processes
 
 Sink = Callable[[Row], None]
 
@@ -26,6 +28,7 @@ MARK_VARIABLE = "HPCPROF_DOCTOR_CHECK"
 _LEAST_SECONDS = 0.1
 _DONE = "."  # the last line of a check that came to its end, also when it had nothing to say
 _REAP_SECONDS = 1.0
+_TERM_SECONDS = 3.0
 
 
 class _Running:
@@ -69,16 +72,15 @@ class _Running:
 
     def end(self, sink: Sink, *, late: bool) -> None:
         """End whatever is left of the check, and say so when it gave no full answer."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)  # before the pid is free for somebody else
+        self._end_group()
         status = self._reap()
+        while select.select([self.descriptor], [], [], 0)[0] and self.read(sink):
+            pass  # what came while another check was ended
         os.close(self.descriptor)
         if late or status:
-            from hpcprof.launch import processes
-
             left = processes.with_environment(f"{MARK_VARIABLE}={self.mark}")
             processes.end(left, grace_seconds=1.0)
-        if late:
+        if late and not self._is_done:
             why = f"no answer within {self._seconds:.0f} s"
         elif not self._is_done:
             why = f"the check broke off (wait status {status})"
@@ -86,6 +88,18 @@ class _Running:
             return
         row = not_checked(self.check.name, why, self.check.instead)
         sink(row._replace(position=self.position + self._rows))
+
+    def _end_group(self) -> None:
+        """TERM, by which srun gives its nodes back, and then KILL.
+
+        The child is reaped after this: until then its id is not free for somebody else's group.
+        """
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGTERM)
+            until = time.monotonic() + _TERM_SECONDS
+            while _runs(self.pid) and time.monotonic() < until:
+                time.sleep(0.02)
+            os.killpg(self.pid, signal.SIGKILL)
 
     def _reap(self) -> int | None:
         """Wait status; None when the child cannot be ended now (it hangs in the kernel)."""
@@ -134,10 +148,20 @@ def _finished(running: dict[int, _Running], sink: Sink) -> Iterator[tuple[_Runni
             yield one, True
 
 
+def _runs(group: int) -> bool:
+    """Whether a process of this group is there that is no zombie."""
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(ValueError, ProcessLookupError, PermissionError):
+            if os.getpgid(int(name)) == group and processes.start_ticks(int(name)) is not None:
+                return True
+    return False
+
+
 def _answer(check: Check, subject: Subject, writer: int, mark: str) -> NoReturn:
     """In the child: write the rows of the check, one a line."""
     try:
         os.setpgid(0, 0)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # what it made is removed on the way
         quiet = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(quiet, descriptor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,6 +122,66 @@ def test_what_a_hanging_check_started_is_ended_even_a_daemon(tmp_path: Path) -> 
     run(check(starts, limit_s=2.0))
     assert len(started()) == 2
     wait_until(lambda: all(processes.start_ticks(pid) is None for pid in started()))
+
+
+def test_ctrl_c_lets_what_a_check_started_end_by_itself(tmp_path: Path) -> None:
+    # srun gives its nodes back on TERM; after KILL they stay allocated
+    script = (
+        f"trap 'echo gave back > {tmp_path}/end; exit' TERM; echo $$; while :; do sleep 0.1; done"
+    )
+
+    def starts(subject: Subject) -> Iterator[Row]:
+        with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE) as started:
+            (tmp_path / "made").touch()
+            try:
+                yield ok("started", str(int(started.stdout.readline())))
+                time.sleep(600)
+            finally:
+                (tmp_path / "made").unlink()
+
+    def ctrl_c(row: Row) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        deadline = time.monotonic() + 20.0
+        lanes.run([check(starts)], SUBJECT, ctrl_c, deadline=deadline)
+    assert (tmp_path / "end").read_text() == "gave back\n"
+    assert not (tmp_path / "made").exists()
+
+
+def test_what_does_not_end_by_itself_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lanes, "_TERM_SECONDS", 0.3)
+
+    def stays(subject: Subject) -> Iterator[Row]:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        yield ok("pid", str(os.getpid()))
+        time.sleep(600)
+
+    pid, row = run(check(stays, limit_s=0.5))
+    assert row.state == NOT_CHECKED
+    assert processes.start_ticks(int(pid.found)) is None
+
+
+def test_an_answer_that_came_while_another_check_was_ended_is_kept(tmp_path: Path) -> None:
+    ending, answered = tmp_path / "ending", tmp_path / "answered"
+
+    def ends_slowly(subject: Subject) -> Iterator[Row]:
+        yield from ()
+        signal.signal(signal.SIGTERM, lambda *_: ending.touch())
+        wait_until(answered.exists)
+        time.sleep(0.2)
+
+    def slow(subject: Subject) -> Iterator[Row]:
+        wait_until(ending.exists)
+        yield ok("slow", "at last")
+        answered.touch()
+
+    rows = run(check(ends_slowly, limit_s=0.5), check(slow, lane="b", limit_s=0.5))
+    assert [row for row in rows if row.check == "slow"] == [
+        ok("slow", "at last")._replace(position=100)
+    ]
 
 
 def test_what_a_check_prints_reaches_nobody(capfd: pytest.CaptureFixture[str]) -> None:
