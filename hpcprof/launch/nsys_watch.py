@@ -140,6 +140,12 @@ class Watch:
         if written is not None:
             return written
         assert self._nsys is not None
+        if not self._running.attempt.folder.is_dir():
+            self._warnings.append(
+                "how the application ended is only known from nsys, which returned "
+                f"{self._nsys.code}: {self._running.attempt.folder} has been removed"
+            )
+            return self._nsys
         self._warnings.append(
             "how the application ended is not known, because the process that waited for it was "
             f"killed; nsys returned {self._nsys.code}"

@@ -19,7 +19,8 @@ def end_orphans(scratch: Path) -> list[str]:
     """End the processes that dead launchers have left in ``scratch``; what was done, in words.
 
     A launcher is dead when nobody holds the lock of its state folder, which works across PID
-    namespaces. A recording whose training still runs is left alone. Raises nothing.
+    namespaces. Those of other nodes, and a recording whose training still runs, are left alone.
+    Raises nothing.
     """
     done: list[str] = []
     for state in state_folder.abandoned(scratch):

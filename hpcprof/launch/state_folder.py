@@ -6,12 +6,13 @@ Nothing here is an artifact: all of it is gone when the rank has ended.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
 import stat
 from pathlib import Path
-from typing import Iterator, Mapping
+from typing import Iterator, Mapping, NamedTuple
 
 import hpcprof
 from hpcprof.artifacts import rank_state
@@ -23,10 +24,30 @@ _MIN_FREE_BYTES = 128 * 2**20
 _MAX_SOCKET_FOLDER_BYTES = 107 - 20
 
 
-_ALIVE = "alive"  # locked as long as the launcher lives
+_ALIVE = "alive"  # locked as long as the launcher lives; names the node whose lock that is
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _held: list[int] = []  # descriptors of our locks; closed by the end of this process only
-# as make_state_folder names them: job, step, rank, process id of the launcher
-_STATE_RE = re.compile(r"\A[^.]+\.[^.]+\.[0-9]+\.[0-9]+\Z")
+# another start may have our process id: in another PID namespace, or on another node
+_MAX_NAMES = 9
+_NAME_RE = re.compile(r"\A([^.]+)\.([^.]+)\.([0-9]+)\.([0-9]+)\Z")
+
+
+class StateName(NamedTuple):
+    """What the name of a state folder says. ``pid`` is the launcher's."""
+
+    job: str
+    step: str
+    rank: int
+    pid: int
+
+    @classmethod
+    def from_text(cls, name: str) -> StateName | None:
+        """None when the folder is no state folder."""
+        match = _NAME_RE.match(name)
+        return cls(match[1], match[2], int(match[3]), int(match[4])) if match else None
+
+    def __str__(self) -> str:
+        return f"{self.job}.{self.step}.{self.rank}.{self.pid}"
 
 
 def open_scratch(wanted: str | None, environ: Mapping[str, str]) -> tuple[Path | None, list[str]]:
@@ -79,48 +100,96 @@ def profiler_obstacle(scratch: Path) -> str | None:
 def make_state_folder(scratch: Path, identity: RankEnv) -> Path:
     """Create ``<job>.<step>.<rank>.<pid>`` inside ``scratch``, ours until this process ends.
 
-    Raises OSError.
+    A folder of that name is replaced when its launcher is dead; else ours gets a number more, as
+    in ``77.1-2.0.4711``. Raises OSError, and leaves nothing behind then.
     """
-    job = identity.job_id or "local"
-    name = f"{job}.{identity.slurm_step or 0}.{identity.rank}.{os.getpid()}"
-    folder = scratch / name
-    if folder.exists():
-        remove(folder)  # the same process id in an earlier life of the node
-    making = scratch / f".{name}"
-    remove(making)
+    step = str(identity.slurm_step or 0)
+    name = StateName(identity.job_id or "local", step, identity.rank, os.getpid())
+    making = scratch / f".{name}.{os.urandom(4).hex()}"
     making.mkdir(mode=0o700)
-    _held.append(_lock(making))
-    # only now others see it: a folder without a lock would look abandoned
-    os.rename(making, folder)
+    lock = None
+    try:
+        lock = _lock(making)
+        folder = _free_place(scratch, name)
+        # only now others see it: a folder without a lock would look abandoned
+        os.rename(making, folder)
+    except OSError:
+        if lock is not None:
+            os.close(lock)
+        remove(making)
+        raise
+    if lock is not None:
+        _held.append(lock)
     return folder
 
 
-def _lock(folder: Path) -> int:
-    """Descriptor of the lock that the kernel takes from us when we end, however that is."""
+def _free_place(scratch: Path, name: StateName) -> Path:
+    """A path that nobody uses. Raises OSError when there is none."""
+    for number in range(1, _MAX_NAMES + 1):
+        numbered = name if number == 1 else name._replace(step=f"{name.step}-{number}")
+        folder = scratch / str(numbered)
+        if os.path.lexists(folder) and _is_abandoned(folder / _ALIVE):
+            remove(folder)  # the same process id, earlier
+        if not os.path.lexists(folder):
+            return folder
+    raise OSError(errno.EEXIST, "other launchers have all names of this rank")
+
+
+def _lock(folder: Path) -> int | None:
+    """Descriptor of the lock that the kernel takes from us when we end, however that is.
+
+    None where the file system has no locks, or no space: without ``alive`` nobody takes the folder
+    for abandoned.
+    """
+    path = folder / _ALIVE
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(folder / _ALIVE, flags, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        os.write(descriptor, _this_node())
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # ENOSYS or ENOLCK, for example
+        os.close(descriptor)
+        path.unlink()
+        return None
     return descriptor
 
 
+def _this_node() -> bytes:
+    """This node in this life of it; b"" when it cannot be told from others."""
+    try:
+        with open(_BOOT_ID, "rb") as stream:
+            boot = stream.read().strip()
+    except OSError:
+        return b""
+    return os.uname().nodename.encode(errors="replace") + b" " + boot if boot else b""
+
+
 def abandoned(scratch: Path) -> Iterator[Path]:
-    """State folders of launchers that were killed. Raises nothing."""
+    """State folders of launchers that were killed on this node. Raises nothing."""
     try:
         names = sorted(os.listdir(scratch))
     except OSError:
         return
     for name in names:
         folder = scratch / name
-        if _STATE_RE.match(name) and _is_abandoned(folder / _ALIVE):
+        if StateName.from_text(name) is not None and _is_abandoned(folder / _ALIVE):
             yield folder
 
 
 def _is_abandoned(lock: Path) -> bool:
+    """Whether the launcher of this lock ran here, and is dead.
+
+    Nodes may share the folder without sharing locks (Lustre with localflock, NFS with local_lock):
+    there another node's lock looks free, and its processes are not to be found either.
+    """
+    here = _this_node()
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
-        return False  # of an older hpcprof, or gone
+        return False  # without a lock, or gone
     try:
+        if not here or os.read(descriptor, len(here) + 1) != here:
+            return False
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -94,6 +95,7 @@ def test_a_path_too_long_for_sockets_is_told(tmp_path: Path) -> None:
 def test_the_state_of_an_earlier_process_with_our_id_is_replaced(tmp_path: Path) -> None:
     first = state_folder.make_state_folder(tmp_path, IDENTITY)
     (first / "token").write_text("")
+    os.close(state_folder._held.pop())  # as the kernel does at a process's end
     second = state_folder.make_state_folder(tmp_path, IDENTITY)
 
     assert second.name == f"77.1.3.{os.getpid()}"
@@ -102,6 +104,68 @@ def test_the_state_of_an_earlier_process_with_our_id_is_replaced(tmp_path: Path)
     state_folder.remove(second)
     assert not second.exists()
     assert Path(state_folder.__file__).exists()  # the link was removed, not what it points to
+
+
+def test_a_living_launcher_with_our_id_in_another_namespace_keeps_its_folder(
+    tmp_path: Path,
+) -> None:
+    first = state_folder.make_state_folder(tmp_path, IDENTITY)
+    (first / "token").write_text("")
+    second = state_folder.make_state_folder(tmp_path, IDENTITY)
+
+    assert second.name == f"77.1-2.3.{os.getpid()}"
+    name = state_folder.StateName.from_text(second.name)
+    assert name == ("77", "1-2", 3, os.getpid())
+    assert (first / "token").exists()
+    assert list(state_folder.abandoned(tmp_path)) == []
+
+
+def test_a_folder_of_another_node_is_not_abandoned_though_its_lock_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Lustre with localflock: locks are each node's own."""
+    monkeypatch.setattr(state_folder, "_this_node", lambda: b"node2 5b1c")
+    there = state_folder.make_state_folder(tmp_path, IDENTITY)
+    monkeypatch.undo()
+    os.close(state_folder._held.pop())
+    empty = tmp_path / "77.1.4.1"
+    empty.mkdir()
+    (empty / "alive").write_text("")  # of an older hpcprof
+
+    assert list(state_folder.abandoned(tmp_path)) == []
+    here = state_folder.make_state_folder(tmp_path, IDENTITY)
+    assert here != there and there.is_dir()
+    os.close(state_folder._held.pop())
+    assert list(state_folder.abandoned(tmp_path)) == [here]
+
+
+def test_a_file_system_without_locks_takes_a_state_folder_that_nobody_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", refuse)
+        folder = state_folder.make_state_folder(tmp_path, IDENTITY)
+
+    assert list(folder.iterdir()) == []
+    assert list(state_folder.abandoned(tmp_path)) == []
+
+
+def test_a_state_folder_that_cannot_be_made_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "rename", refuse)
+    held = len(state_folder._held)
+    with pytest.raises(OSError, match="Permission denied"):
+        state_folder.make_state_folder(tmp_path, IDENTITY)
+
+    assert list(tmp_path.iterdir()) == []
+    assert len(state_folder._held) == held
 
 
 def test_two_starts_of_a_rank_cannot_both_claim_it(tmp_path: Path) -> None:

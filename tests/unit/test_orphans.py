@@ -11,6 +11,7 @@ import pytest
 
 from hpcprof.launch import processes
 from hpcprof.launch.orphans import end_orphans
+from tests.unit import launching
 
 pytestmark = pytest.mark.unit
 
@@ -107,3 +108,19 @@ def test_a_recording_whose_training_still_runs_is_left_alone(tmp_path, launch):
 
 def test_a_scratch_folder_that_cannot_be_read_is_no_reason_not_to_start(tmp_path):
     assert end_orphans(tmp_path / "missing") == []
+
+
+def test_a_state_folder_that_somebody_removes_does_not_change_the_exit_code(tmp_path):
+    report = 'echo report > "$report"; "$@"'
+    program = launching.fake_nsys(tmp_path / "fake", report)
+    launching.write_run_json(tmp_path / "run", nsys_path=str(program))
+    record = tmp_path / "run/ranks/00003/manifest.json"
+    shell = f"until grep -q 'fell_back\": *false' {record}; do sleep 0.05; done; "
+    shell += 'rm -r "$HPCPROF_STATE_FOLDER"; exit 0'
+    environ = launching.environ(tmp_path)
+    done = launching.launch(tmp_path / "run", ["/bin/sh", "-c", shell], env=environ)
+
+    assert done.returncode == 0
+    written = launching.manifest(tmp_path / "run")
+    assert written["exit_code"] == 0
+    assert any("known from nsys, which returned 0: " in text for text in written["warnings"])
