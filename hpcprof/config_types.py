@@ -71,6 +71,16 @@ def _env_name(value: str) -> str:
     return value
 
 
+def _env(values: dict[str, str]) -> dict[str, str]:
+    for name, value in values.items():
+        if re.search(rf"\$\{{?{name}(?![A-Za-z0-9_])", value):
+            raise ValueError(
+                f"the value of {name} holds ${name} itself, and no shell fills it in; "
+                f"write export {name}=...:${name} into python.activate"
+            )
+    return values
+
+
 def _mount(value: str) -> str:
     if not _MOUNT_RE.match(value):
         raise ValueError("is not a mount; write /data, /data:/inside or /data:/inside:ro, each one")
@@ -87,6 +97,8 @@ Text = Annotated[str, AfterValidator(_text)]
 Line = Annotated[str, AfterValidator(_line)]
 Lines = tuple[Line, ...]
 EnvName = Annotated[str, AfterValidator(_env_name)]
+# what job scripts export, quoted; so PATH: "/x:$PATH" would leave the training without programs
+Env = Annotated[dict[EnvName, Text], AfterValidator(_env)]
 Mounts = tuple[Annotated[Line, AfterValidator(_mount)], ...]
 TimeLimit = Annotated[str, AfterValidator(_time)]
 SchemaVersion = Annotated[int, AfterValidator(_schema)]

@@ -24,7 +24,7 @@ from hpcprof.artifacts.step_range import StepRange
 from hpcprof.config_file import ConfigModel, read_config_file, validate
 from hpcprof.config_types import (
     SCHEMA,
-    EnvName,
+    Env,
     Line,
     Lines,
     Mounts,
@@ -177,7 +177,7 @@ class JobSpec(ConfigModel):
     partition: Line | None = None
     mem: Memory | None = None
     command: Command
-    env: dict[EnvName, Text] = Field(default_factory=dict)
+    env: Env = Field(default_factory=dict)
     workdir: Line | None = None
     output_dir: Line | None = None
     data_dir: Line | None = None

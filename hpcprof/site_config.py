@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, PositiveInt
 from hpcprof.config_file import ConfigFile, ConfigModel, read_config_file, validate
 from hpcprof.config_types import (
     SCHEMA,
-    EnvName,
+    Env,
     Line,
     Lines,
     Mounts,
@@ -87,7 +87,7 @@ class ModulesConfig(ConfigModel):
 class EnvConfig(ConfigModel):
     """Variables of the training's environment."""
 
-    set: dict[EnvName, Text] = Field(default_factory=dict)
+    set: Env = Field(default_factory=dict)
 
 
 class PythonConfig(ConfigModel):

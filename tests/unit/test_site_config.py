@@ -90,6 +90,7 @@ def test_error_names_the_file_and_line_of_the_parent(user_sites: Path) -> None:
     [
         ("match: {hostname: ['^gpu(']}", "line 3: match.hostname.0: is not a regular expression"),
         ("env: {set: {HPCPROF_RUN_DIR: x}}", "line 3: env.set.HPCPROF_RUN_DIR: is hpcprof's"),
+        ("env: {set: {PATH: '/x:$PATH'}}", "line 3: env.set: the value of PATH holds $PATH itself"),
         ("container: {mounts: [x]}", "line 3: container.mounts.0: is not a mount; write /data"),
         ("collect: {time: 0}", "line 3: collect.time: is no limit at all to Slurm"),
         ("slurm: {kill_wait_s: soon}", "line 3: slurm.kill_wait_s: input should be a valid int"),

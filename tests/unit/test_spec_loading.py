@@ -79,6 +79,12 @@ env: {A: off, B: 1_000, C: 2024-01-01, D: ''}
     assert (spec.name, spec.world_size, spec.collect) == ("1e3", 8, False)
 
 
+def test_other_dollars_in_a_variable_are_only_text(tmp_path: Path) -> None:
+    values = {"PATH": "$HOME/bin:$PATHS:${PATH_2}", "A": "$", "B": "B$PATH{B}", "C": "$$c ${"}
+    text = "".join(f"  {name}: '{value}'\n" for name, value in values.items())
+    assert load(tmp_path, f"{SMALL}env:\n{text}").env == values
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
@@ -139,6 +145,13 @@ command: []
         ("profile: nsys", "line 5: profile: must hold fields, indented below it"),
         ("env: {A: }", "line 5: env.A: must be text; write '' for an empty one"),
         ("env: {UID: '0'}", "line 5: env.UID: is set by bash itself"),
+        (
+            "env: {PATH: '/opt/x/bin:$PATH'}",
+            "line 5: env: the value of PATH holds $PATH itself, and no shell fills it in; "
+            "write export PATH=...:$PATH into python.activate",
+        ),
+        ("env: {A: b, PATH: '${PATH}:/x'}", "line 5: env: the value of PATH holds $PATH itself"),
+        ("env: {P: '${P:-x}'}", "line 5: env: the value of P holds $P itself"),
         ("env: {HPCPROF_WINDOW: x}", "line 5: env.HPCPROF_WINDOW: is hpcprof's own"),
         (
             "profile: {steps: 20}",
