@@ -54,16 +54,22 @@ def profile(
     purpose: -f (two ranks of one name would overwrite each other silently), --duration and --kill
     (they end the training), the osrt threshold.
     """
-    options, warnings = _allowed(extra)
-    chosen = {option.name for option in options}
+    allowed, warnings = _allowed(extra)
+    options = [option for option in allowed if option.full_name(build.options)]
+    warnings += [
+        f"nsys option {option} was left out: this nsys would refuse it (nsys profile --help)"
+        for option in allowed
+        if option not in options
+    ]
     argv = [build.path, "profile", f"--trace={','.join(traces)}"]
-    argv += _defaults(build.options, chosen)
+    argv += _defaults(build.options, options)
     argv += _wait(build.options)
     argv += ["-o", _literal(stem)]
     if window:
         argv.append("--capture-range=cudaProfilerApi")
     has_end = any(option.is_one_of(_RANGE_END) for option in options)
-    if (window or has_capture_range(extra)) and not has_end:
+    has_range = any(option.is_one_of(_CAPTURE_RANGE) for option in options)
+    if (window or has_range) and not has_end:
         # the default, stop-shutdown, sends TERM to the training at the end of the range
         argv.append("--capture-range-end=stop")
     for option in options:
@@ -86,14 +92,13 @@ def interactive(
     if "session-new" not in found.launch_options or "session" not in found.start_options:
         raise ValueError("this nsys has no sessions that can be started and stopped")
     options, warnings = _allowed(extra)
-    chosen = {option.name for option in options}
     run = [build.path, "launch", f"--trace={','.join(traces)}"]
     run += _wait(found.launch_options)
-    start = [build.path, "start", *_defaults(found.start_options, chosen), "-o", _literal(stem)]
+    start = [build.path, "start", *_defaults(found.start_options, options), "-o", _literal(stem)]
     for option in options:
-        if option.is_among(found.launch_options):
+        if option.full_name(found.launch_options):
             run += option.words
-        elif option.is_among(found.start_options):
+        elif option.full_name(found.start_options):
             start += option.words
         else:
             warnings.append(f"nsys option {option} was left out: nsys has none such for a window")
@@ -130,10 +135,23 @@ class _Option(NamedTuple):
             return name in names
         return len(name) > 2 and any(long.startswith(name) for long in names)
 
-    def is_among(self, listed: Sequence[str]) -> bool:
-        """Whether a help text lists it; see NsysBuild for what is in ``listed``."""
-        bare = self.name.lstrip("-")
-        return bare in listed or any(n.endswith("-") and bare.startswith(n) for n in listed)
+    def full_name(self, listed: Sequence[str]) -> str:
+        """Its name as a help text lists it, without dashes; "" for an option nsys would refuse.
+
+        nsys takes the beginning of one long name only for that name. See NsysBuild for what is in
+        ``listed``.
+        """
+        name = self.name
+        if not name.startswith("--"):
+            return name[1:] if name[:1] == "-" and name[1:] in listed else ""
+        bare = name[2:]
+        if len(bare) > 1 and bare in listed and not bare.endswith("-"):
+            return bare
+        if any(n.endswith("-") and bare.startswith(n) and bare != n for n in listed):
+            return bare
+        begun = [n for n in listed if len(n) > 1 and n.startswith(bare)]
+        # one that ends in a dash stands for several
+        return begun[0] if len(begun) == 1 and not begun[0].endswith("-") else ""
 
 
 def _options(extra: Iterable[str]) -> list[_Option]:
@@ -163,12 +181,13 @@ def _allowed(extra: Sequence[str]) -> tuple[list[_Option], list[str]]:
     return allowed, warnings
 
 
-def _defaults(listed: Sequence[str], chosen: set[str]) -> list[str]:
-    """Our values of options that nsys has and nobody has chosen."""
+def _defaults(listed: Sequence[str], options: Iterable[_Option]) -> list[str]:
+    """Our values of options that nsys has and nobody has chosen; it refuses one given twice."""
+    chosen = {option.full_name(listed) for option in options} - {""}
     return [
         f"--{name}={value}"
         for name, short, value in _QUIET
-        if name in listed and not chosen & {f"--{name}", f"-{short}"}
+        if name in listed and not chosen & {name, short}
     ]
 
 

@@ -21,6 +21,16 @@ from tests.unit import launching
 pytestmark = pytest.mark.unit
 
 WANTED = ["cuda", "nvtx", "osrt", "mpi"]
+# what more of them is needed to see which options nsys would take
+MORE_HELP = "\n".join(
+    f"\t{option}=\n"
+    for option in (
+        *("--capture-range-end", "--cuda-um-cpu-page-faults", "--cuda-um-gpu-page-faults"),
+        *("--mpi-impl", "--nvtx-domain-[include|exclude]", "-p, --nvtx-capture"),
+        *("--sampling-period", "-w, --show-output"),
+    )
+)
+HELP = launching.NSYS_HELP_2022 + MORE_HELP
 NEWER_HELP = launching.NSYS_HELP_2022.replace("'openmp' or", "'python-gil', 'syscall' or")
 # starts the application, writes a report, and returns the application's code
 GOOD = 'echo "NSYS_ENV $TMPDIR $NSYS_HW_ID $NSYS_NVTX_PROFILER_REGISTER_ONLY"; "$@"; code=$?; '
@@ -73,7 +83,7 @@ def profile_argv(
     *,
     stem: str = "/run/ranks/00003/rank",
     window: bool = False,
-    help_text: str = launching.NSYS_HELP_2022,
+    help_text: str = HELP,
 ) -> tuple[list[str], list[str]]:
     commands, warnings = nsys_command.profile(
         build(help_text), Path(stem), ["nvtx", "osrt"], extra, window=window
@@ -89,7 +99,7 @@ def test_the_command_line_holds_only_known_options_and_a_literal_name() -> None:
         *("/n/nsys", "profile", "--trace=nvtx,osrt", "--sample=none", "--cpuctxsw=none"),
         *("--wait=primary", "-o", "/a %%h/rank", "--session-new=hpcprof-77-1-3"),
     ]
-    without_wait = launching.NSYS_HELP_2022.replace("--wait=", "--other=")
+    without_wait = HELP.replace("--wait=", "--other=")
     assert "--wait=primary" not in profile_argv([], help_text=without_wait)[0]
 
 
@@ -142,6 +152,40 @@ def test_options_that_end_the_training_are_left_out(
     assert argv[argv.index("-o") + 2 : -1] == kept
     assert len(warnings) == warned
     assert argv.count("--sample=none") == (0 if "process-tree" in " ".join(extra) else 1)
+
+
+@pytest.mark.parametrize(
+    ("extra", "quiet"),
+    [
+        (["--nvtx-domain-inc=a", "--show=false", "-p", "a@b"], ["sample", "cpuctxsw"]),
+        (["--capture-range-end=stop", "-wfalse"], ["sample", "cpuctxsw"]),
+        # the same option twice is refused, too
+        (["--sample=process-tree", "--cpuctx=process-tree"], []),
+        (["-sprocess-tree", "--sampling=1"], ["cpuctxsw"]),
+    ],
+)
+def test_options_that_nsys_takes_are_kept(extra: list[str], quiet: list[str]) -> None:
+    argv, warnings = profile_argv(extra)
+
+    assert argv[argv.index("-o") + 2 : -1] == extra
+    assert warnings == []
+    assert [word for word in argv if word.endswith("=none")] == [f"--{name}=none" for name in quiet]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("--bogus=1", "-Z1", "--sam=none", "--sampler=1", "--cuda-um=true", "--nvtx=a"),
+        *("--nvtx-dom=a", "--nvtx-domain-=a", "--t=cuda", "s", "evil"),
+    ],
+)
+def test_options_that_nsys_would_refuse_do_not_cost_the_recording(option: str) -> None:
+    argv, warnings = profile_argv([option, "--mpi-impl=mpich"])
+
+    assert argv[argv.index("-o") + 2 : -1] == ["--mpi-impl=mpich"]
+    assert warnings == [
+        f"nsys option {option} was left out: this nsys would refuse it (nsys profile --help)"
+    ]
 
 
 def test_options_of_a_window_go_to_the_command_that_knows_them(tmp_path: Path) -> None:
