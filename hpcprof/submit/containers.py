@@ -10,7 +10,7 @@ from __future__ import annotations
 from hpcprof.errors import UsageError
 from hpcprof.job_spec import ContainerSpec, JobSpec
 from hpcprof.site_config import Site
-from hpcprof.submit.extras import check_container
+from hpcprof.submit.extras import check_container, check_pyxis
 from hpcprof.submit.placement import Placement
 
 # where the package is mounted; nothing else is in its parent
@@ -49,12 +49,15 @@ def training_command(spec: JobSpec, site: Site) -> tuple[str, ...]:
     )
 
 
-def pyxis_options(spec: JobSpec, placement: Placement) -> list[str]:
-    """Options of srun for Pyxis, but its mounts; [] without Pyxis. Raises UsageError."""
+def pyxis_options(spec: JobSpec, placement: Placement, *, profiled: bool) -> list[str]:
+    """Options of srun for Pyxis, but its mounts; [] without Pyxis. Raises UsageError.
+
+    ``profiled``: a profiler may run in the ranks.
+    """
     container = _pyxis(spec)
     if container is None:
         return []
-    check_container(container.extra, "container.extra of the job spec")
+    check_pyxis(container.extra, "container.extra of the job spec", profiled=profiled)
     return [
         f"--container-image={container.image}",
         f"--container-workdir={placement.workdir}",

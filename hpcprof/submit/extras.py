@@ -44,7 +44,11 @@ _SRUN_OWNED = {
     "--multi-prog": "every rank must run the same command for its recording to start",
     "--signal": _SIGNAL,
     "--time -t": "use time: in the job spec; at a limit of srun's own the report is lost",
-    "--container*": _CONTAINER,
+}
+_SRUN_OUTSIDE_OWNED = {"--container*": _CONTAINER}
+_SRUN_PROFILED_OWNED = {
+    "--wait -W": "so long after the first rank has ended, Slurm would end the others, and what "
+    "nsys is still writing is lost",
 }
 _CONTAINER_OWNED = {
     "--container-image": "use image: under container: in the job spec",
@@ -69,11 +73,22 @@ def has_signal(options: Iterable[str]) -> bool:
     return any(is_option(option.partition("=")[0], "--signal") for option in options)
 
 
-def check_srun(options: Iterable[str], field: str) -> None:
-    """Raise UsageError that names ``field`` for an option that must not be given to srun."""
+def check_srun(options: Iterable[str], field: str, *, profiled: bool = False) -> None:
+    """Raise UsageError that names ``field`` for an option that must not be given to srun.
+
+    ``profiled``: a profiler may run in the ranks.
+    """
     for option in options:
         _check_word(option, field)
-        check_owned(option, field, _SRUN_OWNED)
+        _check_srun_word(option, field, profiled=profiled)
+        check_owned(option, field, _SRUN_OUTSIDE_OWNED)
+
+
+def check_pyxis(options: Iterable[str], field: str, *, profiled: bool) -> None:
+    """As check_srun, for those that say how the container is to be, too."""
+    check_container(options, field)
+    for option in options:
+        _check_srun_word(option, field, profiled=profiled)
 
 
 def check_container(options: Iterable[str], field: str) -> None:
@@ -95,6 +110,12 @@ def directive(option: str) -> str:
             "end it there. Write it without spaces, quotes, backslashes and '#'."
         )
     return option
+
+
+def _check_srun_word(option: str, field: str, *, profiled: bool) -> None:
+    check_owned(option, field, _SRUN_OWNED)
+    if profiled:
+        check_owned(option, field, _SRUN_PROFILED_OWNED)
 
 
 def _check_word(option: str, field: str) -> None:

@@ -55,18 +55,23 @@ def collect_directives(spec: JobSpec, site: Site) -> list[str]:
 def srun_options(spec: JobSpec, site: Site) -> list[str]:
     """Options of the srun that starts the ranks. Raises UsageError for one that must not be."""
     srun = site.slurm.srun
-    check_srun(srun.extra, f"slurm.srun.extra of site {site.name}")
-    check_srun(site.profile_overlay.srun, f"profile_overlay.srun of site {site.name}")
-    check_srun(spec.srun_extra, "srun_extra of the job spec")
+    profiled = is_profiled(spec)
+    check_srun(srun.extra, f"slurm.srun.extra of site {site.name}", profiled=profiled)
+    overlay = site.profile_overlay.srun
+    check_srun(overlay, f"profile_overlay.srun of site {site.name}", profiled=profiled)
+    check_srun(spec.srun_extra, "srun_extra of the job spec", profiled=profiled)
     return [
         # under "sbatch --export=NONE" srun would keep our variables from the ranks
         "--export=ALL",
         # srun does not take it over from sbatch since Slurm 22.05
         f"--cpus-per-task={spec.cpus_per_task}",
+        # for ever: WaitTime of slurm.conf counts from the first rank that has ended, and would end
+        # the others while nsys writes their reports
+        *(["--wait=0"] if profiled else []),
         *([f"--mpi={srun.mpi}"] if srun.mpi else []),
         *([f"--cpu-bind={srun.cpu_bind}"] if srun.cpu_bind else []),
         *srun.extra,
-        *(site.profile_overlay.srun if is_profiled(spec) else ()),
+        *(overlay if profiled else ()),
         *spec.srun_extra,
     ]
 

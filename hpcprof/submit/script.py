@@ -59,7 +59,10 @@ def render_job_script(spec: JobSpec, site: Site, placement: Placement) -> str:
         env={**site.env.set, **spec.env},
         horovod_timeline=spec.profile.horovod_timeline,
         run_json=_json_of_lines(record),
-        srun_options=[*srun_options(spec, site), *pyxis_options(spec, placement)],
+        srun_options=[
+            *srun_options(spec, site),
+            *pyxis_options(spec, placement, profiled=is_profiled(spec)),
+        ],
         agent_options=agent_options(spec, site),
         flush_options=flush_options(spec),
         command=training_command(spec, site),

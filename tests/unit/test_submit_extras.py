@@ -7,6 +7,7 @@ import pytest
 from hpcprof.errors import UsageError
 from hpcprof.submit.extras import (
     check_container,
+    check_pyxis,
     check_sbatch,
     check_srun,
     directive,
@@ -74,6 +75,22 @@ def test_what_is_not_one_option_is_refused(option: str) -> None:
 def test_srun_options_that_would_break_recording_are_refused(option: str) -> None:
     with pytest.raises(UsageError, match=r"^srun_extra: "):
         check_srun([option], "srun_extra")
+
+
+@pytest.mark.parametrize("option", ["--wait=60", "--wa=0", "-W60", "-W"])
+def test_no_rank_is_ended_while_its_report_is_written(option: str) -> None:
+    for check in (check_srun, check_pyxis):
+        with pytest.raises(UsageError, match=r"^extra: .* what nsys is still writing is lost"):
+            check([option], "extra", profiled=True)
+        check([option], "extra", profiled=False)
+        check(["--kill-on-bad-exit=1", "--wait-for-children"], "extra", profiled=True)
+
+
+@pytest.mark.parametrize("option", ["--export=NONE", "--signal=USR1", "--container-image=x", "x"])
+def test_what_pyxis_hands_to_srun_is_checked_as_options_of_srun(option: str) -> None:
+    with pytest.raises(UsageError, match=r"^container\.extra: "):
+        check_pyxis([option], "container.extra", profiled=False)
+    check_pyxis(["--container-mount-home"], "container.extra", profiled=True)
 
 
 def test_srun_option_with_a_space_in_its_value_passes() -> None:

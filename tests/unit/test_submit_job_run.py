@@ -31,6 +31,9 @@ from tests.unit.slurm_stubs import (
 
 pytestmark = pytest.mark.unit
 
+# of the srun that starts the ranks, where a profiler may run
+TRAINING_OPTIONS = ["--export=ALL", "--cpus-per-task=1", "--wait=0"]
+
 # quotes, expansions, an end of the here-document, directives, option look-alikes
 HOSTILE = [
     "",
@@ -72,7 +75,7 @@ def test_ranks_start_under_launch_in_a_private_run_folder(stubs: Stubs, tmp_path
     run_dir = tmp_path / "runs/cnn-4711"
     assert (done.returncode, done.stderr) == (0, "")
     (call,) = stubs.calls()
-    assert call["argv"] == ["--export=ALL", "--cpus-per-task=1", *launched(stubs), "train"]
+    assert call["argv"] == [*TRAINING_OPTIONS, *launched(stubs), "train"]
     assert call["cwd"] == str(tmp_path)
     assert call["env"]["HPCPROF_RUN_DIR"] == str(run_dir)
     assert call["env"]["HPCPROF_PYTHON"] == str(stubs.bin / "hpcprof-python")
@@ -204,7 +207,7 @@ def test_training_runs_alone_when_there_can_be_no_run_folder(stubs: Stubs, tmp_p
     assert done.returncode == 3
     assert "the training runs without hpcprof, for the reason above" in done.stderr
     (call,) = stubs.calls()
-    assert call["argv"] == ["--export=ALL", "--cpus-per-task=1", "train"]
+    assert call["argv"] == [*TRAINING_OPTIONS, "train"]
     assert "HPCPROF_RUN_DIR" not in call["env"]
 
 
@@ -226,8 +229,7 @@ def test_training_runs_alone_when_the_interpreter_is_not_on_the_node(
     done = run_script(render_job_script(make_spec(), make_site(), place), stubs)
     assert done.returncode == 0
     assert "/nonexistent/python: No such file" in done.stderr
-    assert stubs.calls()[0]["argv"][-1] == "train"
-    assert len(stubs.calls()[0]["argv"]) == 3
+    assert stubs.calls()[0]["argv"] == [*TRAINING_OPTIONS, "train"]
 
 
 def test_multiworker_ranks_get_the_host_list(stubs: Stubs) -> None:
@@ -253,6 +255,21 @@ def test_job_goes_on_when_activation_reports_an_error(stubs: Stubs, activate: st
     assert done.returncode == 0
     assert "hpcprof: python.activate ended with exit code " in done.stderr
     assert stubs.calls()[0]["argv"][-1] == "train"
+
+
+def test_a_strict_activation_does_not_reach_the_next_one(stubs: Stubs) -> None:
+    site = {"python": {"activate": "set -euo pipefail"}}
+    spec = make_spec(python={"activate": 'export SEEN="as$UNSET"'})
+    done = run_script(script_for(stubs, spec, **site), stubs, STUB_EXIT="3")
+    assert (done.returncode, done.stderr) == (3, "")
+    assert stubs.calls()[0]["env"]["SEEN"] == "as"
+
+
+def test_slurm_ends_the_other_ranks_as_ever_where_nothing_is_profiled(stubs: Stubs) -> None:
+    spec = make_spec(profile={"profiler": "none"}, srun_extra=["--wait=60"])
+    run_script(script_for(stubs, spec), stubs)
+    options = stubs.calls()[0]["argv"]
+    assert [option for option in options if "wait" in option] == ["--wait=60"]
 
 
 def test_job_stops_when_workdir_is_not_there(stubs: Stubs, tmp_path: Path) -> None:
@@ -299,7 +316,7 @@ def assert_carried_unchanged(folder: Path, values: list[str]) -> None:
     done = run_script(render_job_script(spec, make_site(), place), stubs)
     assert done.stderr == ""
     (call,) = stubs.calls()
-    assert call["argv"] == ["--export=ALL", "--cpus-per-task=1", *launched(stubs), *spec.command]
+    assert call["argv"] == [*TRAINING_OPTIONS, *launched(stubs), *spec.command]
     assert {name: call["env"][name] for name in spec.env} == spec.env
     assert call["env"]["CARRIED"] == text
     assert call["cwd"] == str(work)
@@ -338,7 +355,7 @@ def test_any_value_is_only_a_value(
 def test_hostile_option_values_reach_srun_as_one_word(stubs: Stubs) -> None:
     spec = make_spec(srun_extra=["--comment=$(touch pwned) '\"`x`"])
     run_script(script_for(stubs, spec), stubs)
-    assert stubs.calls()[0]["argv"][2] == "--comment=$(touch pwned) '\"`x`"
+    assert stubs.calls()[0]["argv"][3] == "--comment=$(touch pwned) '\"`x`"
 
 
 def test_collect_takes_every_folder_of_its_job_and_no_other(stubs: Stubs, tmp_path: Path) -> None:

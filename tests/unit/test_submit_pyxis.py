@@ -42,7 +42,7 @@ def test_launch_runs_inside_the_image_of_pyxis(stubs: Stubs, tmp_path: Path) -> 
     mounts = [f"{tmp_path}:{tmp_path}", "/data:/data", "/a:/b:ro", f"{run_dir}:{run_dir}"]
     mounts += [f"{package}:/opt/hpcprof/hpcprof:ro", "/tmp:/tmp"]
     assert call["argv"] == [
-        *("--export=ALL", "--cpus-per-task=1", "--container-image=img"),
+        *("--export=ALL", "--cpus-per-task=1", "--wait=0", "--container-image=img"),
         f"--container-workdir={tmp_path}",
         f"--container-mounts={','.join(mounts)}",
         *(*launcher_inside(spec), "train"),
@@ -61,6 +61,14 @@ def test_the_image_of_pyxis_is_used_alone_when_hpcprof_cannot_be_mounted(
     (call,) = stubs.calls()
     mounts = f"--container-mounts={tmp_path}:{tmp_path},/data:/data,/a:/b:ro"
     assert call["argv"][-2:] == [mounts, "train"]
+
+
+def test_a_strict_activation_does_not_let_hpcprof_end_the_job(stubs: Stubs) -> None:
+    spec = make_spec(container=PYXIS, python={"activate": "set -euo pipefail"})
+    (stubs.bin / "hpcprof-python").unlink()
+    done = run_script(script_for(stubs, spec), stubs, STUB_EXIT="3")
+    assert (done.returncode, len(stubs.calls())) == (3, 1)
+    assert "the training runs without hpcprof, for the reason above" in done.stderr
 
 
 @pytest.mark.parametrize(

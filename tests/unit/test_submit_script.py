@@ -253,6 +253,11 @@ def test_no_value_of_the_header_can_hold_a_second_option(field: str, value: str)
     [
         ("sbatch_extra of the job spec", {"sbatch_extra": ["--signal=USR1@60"]}),
         ("srun_extra of the job spec", {"srun_extra": ["./evil"]}),
+        ("srun_extra of the job spec", {"srun_extra": ["--wait=60"]}),
+        (
+            "container.extra of the job spec",
+            {"container": {"runtime": "pyxis", "image": "x", "extra": ["-W60"]}},
+        ),
         ("profile.extra of the job spec", {"profile": {"extra": ["--kill=none"]}}),
         ("profile.extra of the job spec", {"profile": {"extra": ["-cnvtx"], "steps": "2-9"}}),
         (
@@ -275,6 +280,8 @@ def test_refused_option_names_its_field(where: str, fields: dict[str, object]) -
     [
         ("slurm.sbatch_extra of site here", {"slurm": {"sbatch_extra": ["--signal=USR1"]}}),
         ("slurm.srun.extra of site here", {"slurm": {"srun": {"extra": ["--export=NONE"]}}}),
+        ("slurm.srun.extra of site here", {"slurm": {"srun": {"extra": ["--wait=60"]}}}),
+        ("profile_overlay.srun of site here", {"profile_overlay": {"srun": ["-W60"]}}),
         ("profile_overlay.sbatch of site here", {"profile_overlay": {"sbatch": ["-N2"]}}),
         ("profile_overlay.srun of site here", {"profile_overlay": {"srun": ["--signal=2"]}}),
         ("nsys.extra of site here", {"nsys": {"extra": ["--duration=5"]}}),
