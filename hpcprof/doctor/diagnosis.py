@@ -98,10 +98,13 @@ def diagnose(
     if srun:
         _check_with_nodes(configuration, request, sink, deadline)
     else:
-        made = environment.prepare(request, os.environ)
-        rows += [row._replace(position=-1) for row in made.rows]
-        subject = Subject(request, made.environ, made.python, made.assumed)
-        lanes.run(_checks(LOGIN, NODE), subject, sink, deadline=deadline)
+        try:
+            made = environment.prepare(request, os.environ)
+            rows += [row._replace(position=-1) for row in made.rows]
+            subject = Subject(request, made.environ, made.python, made.assumed)
+            lanes.run(_checks(LOGIN, NODE), subject, sink, deadline=deadline)
+        finally:
+            environment.end_daemons()
     merged = merge(rows)
     return Diagnosis(
         machine=node_name(),

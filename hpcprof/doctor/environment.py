@@ -12,12 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hpcprof.doctor import command
+from hpcprof.doctor.lanes import MARK_VARIABLE
 from hpcprof.doctor.row import Row, fail, not_checked, ok, warn
 from hpcprof.doctor.subject import PYXIS, Request
+from hpcprof.launch import processes
 
 NAME = "environment"
 _SECONDS = 15.0
 _BEGIN = "HPCPROF_DOCTOR_ENVIRONMENT"
+_OF_OUR_BASH = ("_", "SHLVL", MARK_VARIABLE)
 _PYTHON_RE = re.compile(r"\Apython[0-9.]*\Z")
 
 
@@ -31,17 +34,30 @@ class Environment(NamedTuple):
 
 
 def prepare(request: Request, environ: Mapping[str, str]) -> Environment:
-    """Make the environment, starting from ``environ``. Raises nothing."""
+    """Make the environment, starting from ``environ``; ``end_daemons`` is to follow."""
+    marked = {**environ, MARK_VARIABLE: _mark()}
+    argv = ["bash", "-c", script(request)]
     try:
-        said = command.run(["bash", "-c", script(request)], environ, seconds=_SECONDS)
+        said = command.run(argv, marked, seconds=_SECONDS, own_group=True)
         made, problems = parse(said.text)
         rows = list(judge(request, problems))
     except (command.NoAnswerError, ValueError) as error:
         made = dict(environ)
+        end_daemons()
         advice = "Run what python.activate and the site file say by hand, and see where it hangs."
         rows = [not_checked(NAME, str(error), advice)]
     python, assumed = find_python(request, made)
     return Environment(made, python, assumed, rows)
+
+
+def end_daemons() -> None:
+    """End what modules and activation have left running; the checks may have needed it."""
+    left = processes.with_environment(f"{MARK_VARIABLE}={_mark()}")
+    processes.end(left, grace_seconds=1.0)
+
+
+def _mark() -> str:
+    return f"{os.getpid()}.environment"
 
 
 def script(request: Request) -> str:
@@ -72,7 +88,7 @@ def parse(printed: str) -> tuple[dict[str, str], list[str]]:
     pairs = [entry.partition("=") for entry in variables.split("\0") if "=" in entry]
     if not begin or not pairs:
         raise ValueError("python.activate or a module ended the shell")
-    made = {name: value for name, _, value in pairs if name not in ("_", "SHLVL")}
+    made = {name: value for name, _, value in pairs if name not in _OF_OUR_BASH}
     return made, [problem for problem in problems.split(",") if problem]
 
 

@@ -23,7 +23,8 @@ from hpcprof.doctor import (
 )
 from hpcprof.doctor.row import FAIL, NOT_CHECKED, OK, WARN, Row
 from hpcprof.doctor.subject import Request, Subject
-from tests.unit.launching import fake_nsys
+from hpcprof.launch import processes
+from tests.unit.launching import fake_nsys, wait_until
 from tests.unit.slurm_stubs import write_program
 
 pytestmark = pytest.mark.unit
@@ -278,6 +279,29 @@ def test_an_activation_that_ends_the_shell_is_not_checked() -> None:
     made = prepared(activations=["exit 3"])
     assert states(made.rows) == [("environment", NOT_CHECKED)]
     assert made.environ["PATH"] == os.environ["PATH"]
+
+
+def test_an_activation_that_hangs_leaves_nothing_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "_SECONDS", 1.5)
+    pids = tmp_path / "pids"
+    starts = f"sleep 600 & echo $! >> {pids}; setsid sleep 600 & echo $! >> {pids}; wait"
+    assert states(prepared(activations=[starts]).rows) == [("environment", NOT_CHECKED)]
+    started = [int(pid) for pid in pids.read_text().split()]
+    assert len(started) == 2
+    wait_until(lambda: all(processes.start_ticks(pid) is None for pid in started))
+
+
+def test_a_daemon_of_an_activation_lives_as_long_as_the_checks(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    made = prepared(activations=[f"setsid sleep 600 & echo $! > {pids}"])
+    assert states(made.rows) == [("environment", OK)]
+    assert [name for name in made.environ if name.startswith("HPCPROF_DOCTOR")] == []
+    pid = int(pids.read_text())
+    assert processes.start_ticks(pid) is not None
+    environment.end_daemons()
+    assert processes.start_ticks(pid) is None
 
 
 def test_what_an_activation_prints_is_not_taken_for_variables() -> None:
