@@ -26,7 +26,8 @@ class NvtxDomain:
         """Open a range."""
         found = self._ranges.get(name)
         if found is None:
-            found = self._nvtx.annotate(message=name, domain=NVTX_DOMAIN)
+            text = name.encode("utf-8", "backslashreplace").decode()
+            found = self._nvtx.annotate(message=text, domain=NVTX_DOMAIN)
             if len(self._ranges) < _KEPT_RANGES:
                 self._ranges[name] = found
         found.__enter__()

@@ -27,8 +27,8 @@ class SpanRecorder:
     """Appends span records to ``path``; times are CLOCK_MONOTONIC ns of this node.
 
     A deque and not one byte buffer: appending to it is atomic, so data-loading threads need no
-    lock. ``on_failure`` is told once, in words, when the file can no longer be written; from then
-    on the recorder is silent.
+    lock. ``on_failure`` is told in words, once each, when the file can no longer be written (from
+    then on the recorder is silent) and when a record cannot be packed (it alone is left out).
     """
 
     def __init__(self, path: Path, rank: int, on_failure: Callable[[str], None]) -> None:
@@ -39,6 +39,7 @@ class SpanRecorder:
         self._name_lock = threading.Lock()
         self._write_lock = threading.Lock()
         self._on_failure = on_failure
+        self._has_left_out = False
         self._path = path
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         self._write(
@@ -55,26 +56,42 @@ class SpanRecorder:
     def add(
         self, start_ns: int, end_ns: int, name: str, step: int, flags: int, value: int = 0
     ) -> None:
-        """Keep one record for the next flush. ``flags`` is a kind, see span_format."""
-        name_id = self._name_ids.get(name)
-        if name_id is None:
-            name_id = self._declare(name)
-        ident = _ident()
-        thread = self._native_ids.get(ident)
-        if thread is None:
-            # an ident may come again after its thread has ended; the lane is then named wrong
-            thread = self._native_ids[ident] = threading.get_native_id()
+        """Keep one record for the next flush. ``flags`` is a kind, see span_format.
+
+        Raises nothing, whatever the training passes.
+        """
+        try:
+            name_id = self._name_ids.get(name)
+            if name_id is None:
+                name_id = self._declare(name)
+            ident = _ident()
+            thread = self._native_ids.get(ident)
+            if thread is None:
+                # an ident may come again after its thread has ended; the lane is then named wrong
+                thread = self._native_ids[ident] = threading.get_native_id()
+            try:
+                record = _pack(start_ns, end_ns, name_id, step, thread, flags, value)
+            except struct.error:  # a float, or what no record can hold
+                times = round(start_ns), round(end_ns)
+                record = _pack(*times, name_id, step, thread, flags, round(value))
+        except Exception as error:
+            if not self._has_left_out:
+                self._has_left_out = True
+                self._on_failure(f"a record was left out: {name} of step {step}: {error}")
+            return
         pending = self._pending
-        pending.append(_pack(start_ns, end_ns, name_id, step, thread, flags, value))
+        pending.append(record)
         if len(pending) >= _FLUSH_RECORDS:
             self.flush()
 
     def _declare(self, name: str) -> int:
+        # a file's name may hold bytes that are no text
+        text = str(name).encode("utf-8", "backslashreplace").decode()
         with self._name_lock:
             name_id = self._name_ids.get(name)
             if name_id is None:
                 name_id = len(self._name_ids) + 1
-                self._pending.append(span_format.name_blocks(name_id, name))
+                self._pending.append(span_format.name_blocks(name_id, text))
                 self._name_ids[name] = name_id
         return name_id
 

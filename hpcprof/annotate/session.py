@@ -23,6 +23,7 @@ from hpcprof.artifacts import node_time, rank_env, rank_state, span_format
 T = TypeVar("T")
 
 BEACON_INTERVAL_NS = 10_000_000_000
+_NO_NUMBER = 2**31  # of a step; no record can hold it, so what bears it is left out, with a note
 _PHASE_NAMES: dict[str, str] = {}  # phase -> NVTX range name, made once per phase
 
 _now = node_time.monotonic_ns
@@ -133,7 +134,7 @@ class _Step:
 
     def __init__(self, session: _Session, number: int | None) -> None:
         self._session = session
-        self._number = session.next_step if number is None else number
+        self._number = session.next_step if number is None else _whole(number)
         self._start = 0
 
     def __enter__(self) -> None:
@@ -158,7 +159,7 @@ class _Span:
     def __init__(self, session: _Session, name: str, flags: int, nbytes: int) -> None:
         self.cancelled = False
         self._session = session
-        self._name = name
+        self._name = name if type(name) is str else _text(name)
         self._flags = flags
         self._bytes = nbytes
         self._start = 0
@@ -179,6 +180,23 @@ class _Span:
             session.recorder.add(
                 self._start, end, self._name, session.step_of_span(), self._flags, self._bytes
             )
+
+
+def _whole(number: object) -> int:
+    """A step's number now: a counter of TensorFlow's would be another at the step's end."""
+    if type(number) is int:
+        return number
+    try:
+        return int(number)  # type: ignore[call-overload, no-any-return]
+    except Exception:  # whatever it is, the training runs without hpcprof too
+        return _NO_NUMBER
+
+
+def _text(name: object) -> str:
+    try:
+        return str(name)
+    except Exception:  # as above
+        return type(name).__name__
 
 
 def _range_name(name: str, flags: int) -> str:
@@ -320,9 +338,17 @@ def record_phase(name: str, start_ns: int, end_ns: int, nbytes: int = 0) -> None
     Times are ``now_ns()`` of this node; an end before its start is not recorded.
     """
     session = _session if _decided else _current()
-    if session is not None and end_ns >= start_ns:
+    if session is not None and not _is_before(end_ns, start_ns):
         number = session.step_of_span()
-        session.recorder.add(start_ns, end_ns, name, number, span_format.KIND_PHASE, nbytes)
+        kind = span_format.KIND_PHASE
+        session.recorder.add(start_ns, end_ns, _text(name), number, kind, nbytes)
+
+
+def _is_before(one: int, other: int) -> bool:
+    try:
+        return bool(one < other)
+    except Exception:  # no numbers: the recorder tells of it
+        return False
 
 
 def data(iterable: Iterable[T]) -> Iterator[T]:

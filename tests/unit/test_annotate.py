@@ -236,7 +236,7 @@ def test_a_module_that_is_no_horovod_is_no_error(tmp_path):
 FAKE_NVTX = """
 class annotate:
     def __init__(self, message, domain):
-        pass
+        message.encode()
     def __enter__(self):
         pass
     def __exit__(self, *exception):
@@ -314,6 +314,51 @@ with annotate.step(4):
     assert phases[[c.NAME, c.START_NS, c.END_NS, c.STEP]].values.tolist() == [
         ["backward", 1000, 3000, 4]
     ]
+
+
+ODD_ARGUMENTS = """
+class Odd:
+    def __str__(self):
+        raise ValueError("no text")
+with annotate.step(2**31):
+    pass
+with annotate.step("the first"):
+    pass
+with annotate.step(5.0):
+    with annotate.phase("allreduce", nbytes=1025 / 2):
+        pass
+    for name in (7, ["a", "list"], "of bytes \\udcff", Odd()):
+        with annotate.phase(name):
+            pass
+    annotate.record_phase("forward", 1.0, 2.6)
+    for start, end, size in ((None, 3, 0), (1, float("nan"), 0), (1, 2, "MB"), (1, 2**70, 0)):
+        annotate.record_phase("backward", start, end, size)
+with annotate.step():
+    pass
+print("trained")
+"""
+
+
+@pytest.mark.parametrize("listens", ["", "1"])
+def test_arguments_that_no_record_can_hold_do_not_reach_the_training(tmp_path, listens):
+    """They pass without hpcprof, so they pass with it; what can be recorded is."""
+    state = tmp_path / "state"
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "nvtx.py").write_text(FAKE_NVTX)
+    path = f"{tmp_path / 'packages'}:{annotated.environ(None)['PYTHONPATH']}"
+    done = run(ODD_ARGUMENTS, tmp_path, state, **{rank_env.NVTX: listens, "PYTHONPATH": path})
+
+    assert (done.stdout, done.stderr) == ("trained\n", "")
+    assert list(annotated.steps(tmp_path)) == [5, 6]
+    spans = read_span_file(tmp_path / "spans.bin", rank=3).spans
+    phases = spans[spans[c.KIND] == c.PHASE_KIND]
+    names = ["7", "Odd", "['a', 'list']", "allreduce", "forward", "of bytes \\udcff"]
+    assert sorted(phases[c.NAME]) == names
+    assert phases[phases[c.NAME] == "allreduce"][c.BYTES].tolist() == [512]
+    forward = phases[phases[c.NAME] == "forward"]
+    assert forward[[c.START_NS, c.END_NS]].values.tolist() == [[1, 3]]
+    (note,) = annotated.notes(state)
+    assert note.startswith("a record was left out: step of step 2147483648: ")
 
 
 def test_threads_do_not_lose_records(tmp_path):
