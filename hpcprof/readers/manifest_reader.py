@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,8 @@ from hpcprof.trace.columns import NO_BRACKET
 from hpcprof.trace.frame import anchors_frame
 from hpcprof.trace.model import JobInfo, Moment, RankInfo
 
+_TRACE_RE = re.compile(r"(--trace(=|\Z)|-t)(?P<kinds>.*)\Z", re.DOTALL)
+
 
 @dataclass(frozen=True)
 class RankManifest:
@@ -23,6 +26,7 @@ class RankManifest:
 
     ``profiler`` is "none" when none was asked for or could be started, and ``state_reason`` says
     why; ``profiler_note`` names program, version and node, ``profiler_version`` is "" when unknown.
+    ``traced``: the kinds of events that nsys was told to record; None when not known.
     ``state`` is what launch thought of the recording without looking into it, "" before the end.
     """
 
@@ -31,6 +35,7 @@ class RankManifest:
     profiler: str
     profiler_note: str
     profiler_version: str
+    traced: frozenset[str] | None
     state: str
     state_reason: str
     visible_devices: str | None
@@ -62,6 +67,7 @@ def read_manifest(paths: ArtifactPaths, rank: int) -> RankManifest:
         profiler="none" if profiler.get("fell_back") else str(profiler.get("name", "none")),
         profiler_note=_profiler_note(profiler, info.node),
         profiler_version=str(profiler.get("version") or ""),
+        traced=_traced(profiler.get("argv")),
         state=str(record.get("state") or ""),
         state_reason=str(record.get("state_reason") or ""),
         visible_devices=record.get("cuda_visible_devices"),
@@ -107,6 +113,15 @@ def unbracketed_anchors(moments: list[Moment]) -> pd.DataFrame:
 def _profiler_note(profiler: dict[str, Any], node: str) -> str:
     version = profiler.get("version") or "of unknown version"
     return f"{profiler.get('path') or profiler.get('name')} ({version}) on {node}"
+
+
+def _traced(argv: Any) -> frozenset[str] | None:
+    """What every --trace of nsys's command line names: an option that a user adds comes last."""
+    words = argv if isinstance(argv, list) else []
+    lists = [match["kinds"] for word in words if (match := _TRACE_RE.match(str(word))) is not None]
+    if not lists or not all(lists):  # not known, or in the next word
+        return None
+    return frozenset(kind for kinds in lists for kind in kinds.split(","))
 
 
 def _rank_info(record: dict[str, Any]) -> RankInfo:

@@ -165,8 +165,10 @@ def _placed(
 
 def _state_without_recording(record: RankManifest) -> SourceState:
     if record.profiler == "none":
-        reason = record.state_reason or "no profiler was asked for"
-        return SourceState("nsys", manifest.NOT_PROFILED, reason)
+        default = "no profiler was asked for"
+        if record.info.ended is None:
+            default = "not known: it was killed before it could say why"
+        return SourceState("nsys", manifest.NOT_PROFILED, record.state_reason or default)
     if record.state in (manifest.EMPTY, manifest.LOST) and record.state_reason:
         return SourceState("nsys", record.state, record.state_reason)
     ended = describe(record.info)

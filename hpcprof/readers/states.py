@@ -25,6 +25,7 @@ from hpcprof.trace.model import RankInfo, SourceState
 _STEP_START_TOLERANCE_NS = 1_000_000
 # from this version on the package nvtx records nothing under old nsys (2022.4, 2023.2 seen)
 _NVTX_TOO_NEW = (0, 2, 12)
+_NVTX = "nvtx"  # as nsys names what it can record
 # how launch ends a reason; without it the same is said of all ranks, and told once
 _SIZE_RE = re.compile(r"; (nsys report|raw recording), [0-9]+ bytes.*\Z")
 
@@ -50,6 +51,8 @@ def spans_state(own: SpanRecords) -> SourceState:
 
 def no_ranges(record: RankManifest) -> str:
     """What to say of a report in which none of our NVTX ranges arrived."""
+    if record.traced is not None and _NVTX not in record.traced:
+        return "nvtx is not in profile.trace, so steps are not in the report"
     version = record.notes.nvtx_version
     if not version:
         return (
@@ -82,6 +85,9 @@ def nsys_state(
     ``without_ranges``: the problem, in words, when none of our ranges is there and should be.
     """
     problems = []
+    none_arrived = not len(copies) and not len(export.beacons)
+    if own is not None and none_arrived and _ran_a_step(own, placement.apply(export.spans)):
+        problems.append(without_ranges)  # first: it is why there is no beacon either
     if placement.is_guess:
         problems.append(
             "the report holds no beacon, so its times follow from its UTC start and may be "
@@ -90,11 +96,8 @@ def nsys_state(
     notes = list(export.warnings)
     if placement.drift_ppb:
         notes.append(f"the report's clock drifts by {placement.drift_ppb} ppb; corrected")
-    if own is not None:
-        problems += _compare(copies, own, placement.bound_ns) if len(copies) else []
-        none_arrived = not len(copies) and not len(export.beacons)
-        if none_arrived and _ran_a_step(own, placement.apply(export.spans)):
-            problems.append(without_ranges)
+    if own is not None and len(copies):
+        problems += _compare(copies, own, placement.bound_ns)
     return SourceState(
         "nsys",
         manifest.PARTIAL if problems else manifest.OK,

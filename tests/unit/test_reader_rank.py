@@ -209,8 +209,9 @@ def test_without_our_ranges_in_the_report_the_reason_is_said(
     trace = read(paths, tmp_path)
     nsys = trace.rank.sources["nsys"]
     assert (nsys.state, nsys.clock_bound_ns) == ("PARTIAL", 1_000_000)
-    assert "holds no beacon" in nsys.warnings[0]
-    assert "holds no step range of hpcprof. The nvtx package" in nsys.warnings[1]
+    assert "holds no step range of hpcprof. The nvtx package" in nsys.reason
+    assert nsys.reason == nsys.warnings[0]
+    assert "holds no beacon" in nsys.warnings[1]
     found = trace.spans[trace.spans["kind"] == "collective"]
     assert found[["start_ns", "step"]].values.tolist() == [
         [OFFSET + 310_000, 0],
@@ -243,7 +244,33 @@ def test_a_pair_of_nvtx_and_nsys_that_records_nothing_is_named(
     made.row("TARGET_INFO_SESSION_START_TIME", utc_at_zero, "").save(paths.nsys_sqlite(RANK))
     nsys = read(paths, tmp_path).rank.sources["nsys"]
     assert nsys.state == "PARTIAL"
-    assert [warning for warning in nsys.warnings if warning.startswith(text)]
+    assert nsys.reason.startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("argv", "is_blamed"),
+    [
+        (["nsys", "profile", "--trace=cuda,mpi", "--wait=primary"], False),
+        (["nsys", "launch", "--trace=cuda,nvtx,mpi"], True),
+        (["nsys", "profile", "--trace=cuda", "-tnvtx"], True),
+        (["nsys", "profile", "--trace=cuda", "-t", "nvtx"], True),  # not looked into: not known
+        (["nsys", "profile", "--trace-fork-before-exec=true"], True),
+        (None, True),
+        ("nsys", True),
+    ],
+)
+def test_where_nvtx_was_not_traced_its_package_is_not_blamed(
+    paths: ArtifactPaths, tmp_path: Path, argv: Any, is_blamed: bool
+) -> None:
+    manifest(paths, profiler={**NSYS, "argv": argv}, nvtx_version="0.2.12")
+    own_records(paths)
+    made = Export().kernel(0, 100, "gemm").kernel(2_000_000, 2_990_000, "gemm")
+    utc_at_zero = OPENED_REALTIME_NS - OPENED_MONOTONIC_NS + OFFSET
+    made.row("TARGET_INFO_SESSION_START_TIME", utc_at_zero, "").save(paths.nsys_sqlite(RANK))
+    reason = read(paths, tmp_path).rank.sources["nsys"].reason
+    assert reason.startswith("nvtx 0.2.12 and nsys") == is_blamed
+    if not is_blamed:
+        assert reason == "nvtx is not in profile.trace, so steps are not in the report"
 
 
 def test_a_window_shorter_than_a_step_does_not_accuse_nvtx(
