@@ -72,8 +72,8 @@ class SpanRecorder:
             try:
                 record = _pack(start_ns, end_ns, name_id, step, thread, flags, value)
             except struct.error:  # a float, or what no record can hold
-                times = round(start_ns), round(end_ns)
-                record = _pack(*times, name_id, step, thread, flags, round(value))
+                start_ns, end_ns, value = map(round, (start_ns, end_ns, value))
+                record = _pack(start_ns, end_ns, name_id, step, thread, flags, value)
         except Exception as error:
             if not self._has_left_out:
                 self._has_left_out = True
