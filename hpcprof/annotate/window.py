@@ -1,7 +1,8 @@
 """Switches the profiler on for some steps: the same steps on every rank.
 
 Knows when; how is one of two modes: ``cuda``, by a call that the profiler waits for, and ``host``,
-by a message to the launcher, which then starts or stops the collection itself.
+by the launcher, which starts or stops the collection at our message. In both modes the launcher is
+told when the window opened and closed, or why it never will.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class CaptureWindow:
         if self.is_open or number < self._steps.first:
             return False
         if number > self._steps.last:
-            leave_note(
+            _tell_failed(
                 f"no step of {self._steps} was recorded by the profiler: "
                 f"the first step from {self._steps.first} on was {number}"
             )
@@ -85,10 +86,18 @@ class CaptureWindow:
 
         problem = cuda_profiler.switch(cuda_profiler.START if begins else cuda_profiler.STOP)
         self._record(f"profiler {'start' if begins else 'stop'}", start, now(), number)
-        if problem:
-            what = "started" if begins else "stopped"
-            leave_note(f"the profiler could not be {what} at step {number}: {problem}")
+        if problem is None:
+            leave_message(message, str(start))
+        elif begins:
+            _tell_failed(f"the profiler could not be started at step {number}: {problem}")
+        else:
+            leave_note(f"the profiler could not be stopped at step {number}: {problem}")
         return problem is None
+
+
+def _tell_failed(why: str) -> None:
+    leave_note(why)
+    leave_message(rank_state.WINDOW_FAILED, why)
 
 
 def read_window(text: str) -> tuple[StepRange, str]:

@@ -81,7 +81,8 @@ def cuda(driver: Path, log: Path, **more: str) -> dict[str, str]:
 
 def test_the_profiler_is_started_and_stopped_around_its_steps(tmp_path: Path, driver: Path) -> None:
     log = tmp_path / "log"
-    done = annotated.run(SIX_STEPS, tmp_path, **cuda(driver, log, FAKE_CUDA_CONTEXT="1"))
+    state = tmp_path / "state"
+    done = annotated.run(SIX_STEPS, tmp_path, state, **cuda(driver, log, FAKE_CUDA_CONTEXT="1"))
 
     assert (done.stdout, done.stderr) == ("trained\n", "")
     assert log.read_text().split() == ["start", "0", "stop", "0"]
@@ -93,6 +94,9 @@ def test_the_profiler_is_started_and_stopped_around_its_steps(tmp_path: Path, dr
     assert sorted(steps) == [0, 1, 2, 3, 4, 5]
     assert steps[1].end_ns <= start.start_ns <= start.end_ns <= steps[2].start_ns
     assert steps[3].end_ns <= stop.start_ns <= stop.end_ns <= steps[4].start_ns
+    assert rank_state.find(state, rank_state.OPEN_WINDOW) == str(start.start_ns)
+    assert rank_state.find(state, rank_state.CLOSE_WINDOW) == str(stop.start_ns)
+    assert rank_state.find(state, rank_state.WINDOW_FAILED) is None
 
 
 def test_beacons_are_placed_while_the_profiler_listens(tmp_path: Path, driver: Path) -> None:
@@ -127,9 +131,10 @@ def test_a_driver_that_refuses_is_noted_once(tmp_path: Path, driver: Path) -> No
 
     assert (done.stdout, done.stderr) == ("trained\n", "")
     assert log.read_text().split() == ["start", "0"]
-    assert annotated.notes(state) == [
-        "the profiler could not be started at step 2: cuProfilerStart failed (CUresult 999)"
-    ]
+    why = "the profiler could not be started at step 2: cuProfilerStart failed (CUresult 999)"
+    assert annotated.notes(state) == [why]
+    assert rank_state.find(state, rank_state.WINDOW_FAILED) == why
+    assert rank_state.find(state, rank_state.OPEN_WINDOW) is None
 
 
 def test_a_missing_driver_is_noted_once(tmp_path: Path) -> None:
@@ -194,20 +199,25 @@ for number in range(0, 50, 10):
     ]
 
 
+@pytest.mark.parametrize("mode", ["host", "cuda"])
 @pytest.mark.parametrize(
-    ("code", "why"),
+    ("code", "why", "failed"),
     [
-        ("with annotate.step(): pass", "the training ended at 0"),
-        ("annotate.is_active()", "the training ended before its first step"),
-        ("with annotate.step(1000): pass", "the first step from 20 on was 1000"),
+        ("with annotate.step(): pass", "the training ended at 0", False),
+        ("annotate.is_active()", "the training ended before its first step", False),
+        ("with annotate.step(1000): pass", "the first step from 20 on was 1000", True),
     ],
 )
-def test_a_window_that_never_opened_says_why(tmp_path: Path, code: str, why: str) -> None:
+def test_a_window_that_never_opened_says_why(
+    tmp_path: Path, mode: str, code: str, why: str, failed: bool
+) -> None:
     state = tmp_path / "state"
-    annotated.run(code, tmp_path, state, **{rank_env.WINDOW: "20-59,host"})
+    annotated.run(code, tmp_path, state, **{rank_env.WINDOW: f"20-59,{mode}"})
 
-    assert annotated.notes(state) == [f"no step of 20-59 was recorded by the profiler: {why}"]
+    note = f"no step of 20-59 was recorded by the profiler: {why}"
+    assert annotated.notes(state) == [note]
     assert rank_state.find(state, rank_state.OPEN_WINDOW) is None
+    assert rank_state.find(state, rank_state.WINDOW_FAILED) == (note if failed else None)
 
 
 @pytest.mark.parametrize(
