@@ -47,7 +47,7 @@ def run(
     try:
         running, problems = nsys_start.start(plan, scene.inbox)
     except nsys_start.StartInterruptedError as interruption:
-        record.state_reason = str(interruption)
+        record.state, record.state_reason = manifest.NOT_PROFILED, str(interruption)
         return nsys_start.unstarted_fate(interruption)
     record.warnings += problems
     if running is None:
@@ -62,6 +62,7 @@ def run(
     if running.started is not None:
         record.application_pid = running.started.application_pid or None
     recording = Recording(plan, running, record, messages, scene.inbox)
+    record.so_far = lambda: _so_far(recording)
     record.update()
     ending = Watch(running, scene.inbox, recording, record.application_ended).until_end()
     record.warnings += ending.warnings
@@ -71,8 +72,19 @@ def run(
     )
     judged = nsys_result.result(record.paths, record.identity.rank, ending, course)
     record.warnings += judged.warnings
+    record.so_far = None
     record.state, record.state_reason = judged.state, judged.reason
     return ending.application
+
+
+def _so_far(recording: Recording) -> tuple[str | None, str]:
+    """State and reason for the case that we are killed now; (None, "") as long as all is well."""
+    if recording.problem is not None:
+        return manifest.LOST, recording.problem
+    if recording.stopped is None:
+        return None, ""
+    never = recording.never_began()
+    return (manifest.EMPTY, never) if never else (manifest.PARTIAL, recording.stopped)
 
 
 def _never_began(scene: Scene, recording: Recording) -> str | None:
@@ -85,6 +97,7 @@ def _fall_back(scene: Scene, why: str) -> None:
     """The application will run plainly: note why, aloud when nsys was asked for by name."""
     record = scene.record
     record.state, record.state_reason = manifest.NOT_PROFILED, why
+    record.update()
     if (scene.request.profiler or scene.settings["profiler"]) == "nsys":
         say(f"rank {record.identity.rank}: {why}. The training runs without nsys.")
 

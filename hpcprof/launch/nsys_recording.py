@@ -127,6 +127,7 @@ class Recording:
             self._work = Work(STOPS, node_time.monotonic_ns(), None, self._writing())
         else:
             self.phase = OVER  # a start is refused from now on
+        self._record.update()
 
     def give_up(self) -> None:
         """Wait no longer for a command that still runs."""
@@ -197,6 +198,7 @@ class Recording:
         if reason is not None and self.phase in (WAITING, RECORDING) and self.stopped is None:
             self.stopped = reason.text
             self._record.warnings += [reason.warning] if reason.warning else []
+            self._record.update()
         if self.stopped is None:
             return
         if self.phase == RECORDING:
@@ -248,6 +250,7 @@ class Recording:
     def _fail(self, problem: str) -> None:
         self.problem = problem
         self._record.warnings.append(problem)
+        self._record.update()
         self.phase = OVER
 
     def _note_window(self, **moments: int) -> None:

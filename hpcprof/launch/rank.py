@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, NoReturn, Sequence
 
-from hpcprof.artifacts import run_record
+from hpcprof.artifacts import manifest, run_record
 from hpcprof.artifacts.paths import ArtifactPaths
 from hpcprof.artifacts.rank_env import RankEnv
 from hpcprof.errors import HpcprofError
@@ -133,7 +133,9 @@ def _run_without_state(scene: Scene, why: str) -> Fate:
     record.warnings.append(f"{why}: the training cannot import hpcprof's spans")
     environ = environment.recorded(scene.request.environ, record.paths, record.identity, None, 0)
     if _profiler_wanted(scene):
+        record.state = manifest.NOT_PROFILED
         record.state_reason = "nsys needs a scratch folder and there is none"
+        record.update()
     return _run_plain(scene, Application(scene.request.command, environ), None)
 
 
@@ -178,6 +180,15 @@ def _hang_after_s(scene: Scene) -> float:
 
 def _profiler_wanted(scene: Scene) -> bool:
     """Whether this rank shall run under nsys; the reason goes into the record when not."""
+    wanted = _is_profiler_asked_for(scene)
+    if wanted:
+        scene.record.state, scene.record.state_reason = None, ""
+    else:
+        scene.record.update()
+    return wanted
+
+
+def _is_profiler_asked_for(scene: Scene) -> bool:
     from hpcprof.launch.selection import is_selected
 
     if (scene.request.profiler or scene.settings["profiler"]) == "none":

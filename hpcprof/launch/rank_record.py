@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
 import hpcprof
 from hpcprof.artifacts import atomic, manifest, node_time
@@ -25,15 +25,19 @@ class AlreadyRecordedError(Exception):
 
 
 class RankRecord:
-    """The manifest of one rank while it runs. ``warnings`` grow, ``profiler`` is filled in."""
+    """The manifest of one rank while it runs. ``warnings`` grow, ``profiler`` is filled in.
+
+    ``state`` None: not known yet. ``so_far`` tells it with its reason while nsys records.
+    """
 
     def __init__(self, paths: ArtifactPaths, identity: RankEnv, content: dict[str, Any]) -> None:
         self.paths = paths
         self.identity = identity
         self.warnings: list[str] = []
         self.profiler: dict[str, Any] = {"name": "none"}
-        self.state = manifest.NOT_PROFILED
+        self.state: str | None = manifest.NOT_PROFILED
         self.state_reason = "no profiler was asked for"
+        self.so_far: Callable[[], tuple[str | None, str]] | None = None
         self.application_pid: int | None = None
         self._content = content
 
@@ -42,13 +46,13 @@ class RankRecord:
 
         Slurm may kill us before the report is written: the death of a rank ends the whole step.
         """
-        self._content.update(ended=_now(), exit_code=fate.code, pid=self.application_pid)
-        with contextlib.suppress(OSError):  # complete() has space reserved, and tries again
-            atomic.write_json(self.paths.manifest(self.identity.rank), self._content)
+        self.update(ended=_now(), exit_code=fate.code)
 
     def update(self, **fields: Any) -> None:
-        """Write down what is known of ``profiler``, and these fields, for the case of a kill."""
-        self._content.update(profiler=self.profiler, pid=self.application_pid, **fields)
+        """Write down all that is known so far, and these fields, for the case of a kill."""
+        if self.so_far is not None:
+            self.state, self.state_reason = self.so_far()
+        self._content.update(self._known(), **fields)
         with contextlib.suppress(OSError):  # the disk is full: complete() has space reserved
             atomic.write_json(self.paths.manifest(self.identity.rank), self._content)
 
@@ -56,17 +60,19 @@ class RankRecord:
         """Write the final manifest. Raises OSError when even the reserve did not suffice."""
         if self._content["ended"] is None:
             self._content.update(ended=_now())
-        self._content.update(
-            exit_code=fate.code,
-            pid=self.application_pid,
-            state=self.state,
-            state_reason=self.state_reason,
-            profiler=self.profiler,
-            warnings=_within(self.warnings, _MAX_WARNINGS_BYTES),
-        )
+        self._content.update(self._known(), exit_code=fate.code)
         rank = self.identity.rank
         self.paths.manifest_reserve(rank).unlink(missing_ok=True)
         atomic.write_json(self.paths.manifest(rank), self._content)
+
+    def _known(self) -> dict[str, Any]:
+        return {
+            "pid": self.application_pid,
+            "state": self.state,
+            "state_reason": self.state_reason,
+            "profiler": self.profiler,
+            "warnings": _within(self.warnings, _MAX_WARNINGS_BYTES),
+        }
 
 
 def claim(

@@ -64,12 +64,18 @@ def test_every_rank_of_the_job_is_stopped_and_named(tmp_path: Path, job: str) ->
         # TMPDIR is not the ranks'; their processes say where their folders are
         done = run_flush(tmp_path, SLURM_JOB_ID=job)
         assert profiled.poll() is None and plain.poll() is None
+        stopped = launching.manifest(tmp_path / "run", 3)  # all that stays if it is killed now
 
     assert (done.returncode, done.stdout) == (0, "")
     assert sorted(done.stderr.splitlines()) == [
         "hpcprof flush: rank 1: ok: this rank is not recorded",
         "hpcprof flush: rank 3: ok: the recording is written, 7 bytes",
     ]
+    assert stopped["exit_code"] is None
+    assert (stopped["state"], stopped["state_reason"]) == (
+        "PARTIAL",
+        "stopped before the time limit",
+    )
     written = launching.manifest(tmp_path / "run", 3)
     assert written["state_reason"] == "stopped before the time limit; nsys report, 7 bytes"
     assert launching.manifest(tmp_path / "run", 1)["state"] == "NOT_PROFILED"

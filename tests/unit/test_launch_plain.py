@@ -231,6 +231,29 @@ def test_no_place_for_the_state_folder_is_no_reason_not_to_train(
     assert "the training cannot import hpcprof's spans" in warning
 
 
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"profiler": "none"}, "no profiler was asked for"),
+        ({"profile_ranks": "0"}, "this rank was not selected for profiling"),
+        ({"nsys_path": "/no/such"}, "nsys was not found (/no/such)"),
+    ],
+)
+def test_why_nothing_is_recorded_is_known_while_the_training_runs(
+    tmp_path: Path, settings: dict[str, object], reason: str
+) -> None:
+    """Whoever is killed at the time limit cannot say it any more."""
+    run_dir = tmp_path / "run"
+    launching.write_run_json(run_dir, hang_after_s="soon", **settings)
+    show = ["cat", str(run_dir / "ranks/00003/manifest.json")]
+    env = launching.environ(tmp_path)
+    running = json.loads(launching.launch(run_dir, show, env=env).stdout)
+
+    assert (running["ended"], running["exit_code"]) == (None, None)
+    assert (running["state"], running["state_reason"]) == ("NOT_PROFILED", reason)
+    assert running["warnings"] == ["hang_after_s: 'soon' is no number; no hang is noticed"]
+
+
 def test_last_words_of_annotate_become_a_warning(tmp_path: Path, run_dir: Path) -> None:
     command = ["/bin/sh", "-c", 'echo "disk full at step 7" > $HPCPROF_STATE_FOLDER/annotate-error']
     launching.launch(run_dir, command, *NONE, env=launching.environ(tmp_path))

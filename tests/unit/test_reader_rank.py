@@ -108,6 +108,17 @@ def test_own_spans_alone_are_complete_when_no_profiler_was_asked_for(
     assert len(trace.spans) == 6
 
 
+def test_a_rank_killed_before_it_could_say_why_nothing_was_recorded_is_not_known(
+    paths: ArtifactPaths, tmp_path: Path
+) -> None:
+    manifest(paths, profiler={"name": "none"}, ended=None, exit_code=None)
+    own_records(paths)
+    nsys = read(paths, tmp_path).rank.sources["nsys"]
+    assert nsys.reason == "not known: it was killed before it could say why"
+    manifest(paths, profiler={"name": "none"})
+    assert read(paths, tmp_path).rank.sources["nsys"].reason == "no profiler was asked for"
+
+
 def test_a_missing_report_is_lost_and_own_spans_remain(
     paths: ArtifactPaths, tmp_path: Path
 ) -> None:
