@@ -11,13 +11,20 @@ import sys
 import time
 
 from hpcprof.doctor import CHECKS, compute_nodes, environment, lanes
-from hpcprof.doctor.registry import NODE, RANKS
+from hpcprof.doctor.registry import (
+    NODE,
+    NODE_SECONDS,
+    RANKS,
+    RANKS_GRACE_SECONDS,
+    RANKS_SECONDS,
+)
 from hpcprof.doctor.row import Row, not_checked
 from hpcprof.doctor.subject import VARIABLE, Request, Subject, node_name
 
 
 def main() -> int:
     """Run the checks of a node, then those of all nodes together; returns 0."""
+    started = time.monotonic()
     node = node_name()
 
     def tell(row: Row) -> None:
@@ -31,21 +38,31 @@ def main() -> int:
         advice = "Install the same hpcprof for python.interpreter as on the login node."
         tell(not_checked("request", f"it cannot be read: {error}", advice))
         return 0
+    try:
+        _look(request, tell, started)
+    finally:
+        environment.end_daemons()
+    tell(Row(compute_nodes.END, "OK", os.environ.get("SLURM_PROCID", "")))
+    return 0
+
+
+def _look(request: Request, tell: lanes.Sink, started: float) -> None:
+    """All checks. ``started``: the time.monotonic() of the start of this part."""
     made = environment.prepare(request, os.environ)
     for row in made.rows:
         tell(row._replace(position=-1))
-    subject = Subject(request, made.environ, made.python, made.assumed, on_node=True)
+    ranks_until = started + RANKS_SECONDS
+    subject = Subject(request, made.environ, made.python, made.assumed)._replace(
+        on_node=True, ranks_until=ranks_until
+    )
     alone = [check for check in CHECKS if check.where == NODE]
-    lanes.run(alone, subject, tell, deadline=time.monotonic() + compute_nodes.NODE_SECONDS)
-    together = [check for check in CHECKS if check.where == RANKS]
+    lanes.run(alone, subject, tell, deadline=started + NODE_SECONDS)
 
     def tell_last(row: Row) -> None:
         tell(row._replace(position=row.position + 100 * len(alone)))
 
-    deadline = time.monotonic() + compute_nodes.RANKS_SECONDS
-    lanes.run(together, subject, tell_last, deadline=deadline)
-    tell(Row(compute_nodes.END, "OK", os.environ.get("SLURM_PROCID", "")))
-    return 0
+    together = [check for check in CHECKS if check.where == RANKS]
+    lanes.run(together, subject, tell_last, deadline=ranks_until + RANKS_GRACE_SECONDS)
 
 
 if __name__ == "__main__":

@@ -16,16 +16,15 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hpcprof.doctor import command
+from hpcprof.doctor import command, mpi
+from hpcprof.doctor.registry import RANKS_GRACE_SECONDS, RANKS_SECONDS
 from hpcprof.doctor.row import Row, fail, not_checked, ok
 from hpcprof.doctor.subject import VARIABLE, Request
 
 NAME = "srun"
 MARK = "HPCPROF-DOCTOR "
 END = "end"  # the check's name of a node's last line; its text is the node's SLURM_PROCID
-# the node part's own limit, and what srun needs around it
-NODE_SECONDS = 40.0
-RANKS_SECONDS = 45.0
+# what srun needs around the node part
 _SRUN_SECONDS = 10.0
 _TERM_SECONDS = 3.0
 _BY_HAND = "Try by hand: srun --nodes=2 --ntasks-per-node=1 hostname, with the options of the site."
@@ -33,7 +32,7 @@ _BY_HAND = "Try by hand: srun --nodes=2 --ntasks-per-node=1 hostname, with the o
 
 def limit_s(request: Request) -> float:
     """How long all of it may take."""
-    return request.wait_s + NODE_SECONDS + RANKS_SECONDS + _SRUN_SECONDS
+    return request.wait_s + RANKS_SECONDS + RANKS_GRACE_SECONDS + _SRUN_SECONDS
 
 
 def rows(request: Request, environ: Mapping[str, str]) -> Iterator[Row]:
@@ -43,6 +42,7 @@ def rows(request: Request, environ: Mapping[str, str]) -> Iterator[Row]:
         yield not_checked(NAME, "srun is not on PATH", advice)
         return
     heard: set[str] = set()
+    waiting: list[Row] = []
     ended: dict[str, str] = {}
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
@@ -56,6 +56,8 @@ def rows(request: Request, environ: Mapping[str, str]) -> Iterator[Row]:
             row = _row(line)
             if row is not None and row.check == END:
                 ended[row.node] = row.found
+            elif row is not None and mpi.is_waiting(row):
+                waiting.append(row)
             elif row is not None:
                 heard.add(row.node)
                 yield row
@@ -63,6 +65,7 @@ def rows(request: Request, environ: Mapping[str, str]) -> Iterator[Row]:
         code = _end(process)
         errors.seek(0)
         said = command.Said(code, errors.read().decode("utf-8", "replace"))
+    yield from mpi.judge_waiting(waiting, request.nodes)
     if not heard and not in_time:
         advice = "Look with squeue --me whether the nodes were given; then --wait 600, or salloc."
         what = f"nothing was heard of a node in {limit_s(request):.0f} s"

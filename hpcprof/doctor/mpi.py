@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hpcprof.doctor import command, programs
-from hpcprof.doctor.registry import RANKS, check
+from hpcprof.doctor.registry import RANKS, RANKS_GRACE_SECONDS, RANKS_SECONDS, check
 from hpcprof.doctor.row import Row, fail, not_checked, ok, warn
 from hpcprof.doctor.subject import Request, Subject
 
-_NAME = "MPI"
-_SECONDS = 30.0
+NAME = "MPI"
 # nothing here uses a GPU, and Cray MPICH aborts when asked for one by a program without CUDA
 _WITHOUT_GPUS = {"OMPI_MCA_opal_cuda_support": "0", "MPICH_GPU_SUPPORT_ENABLED": "0"}
 _FROM_RE = re.compile(r"^\[[^\]]*\]\s*")
@@ -26,33 +26,54 @@ _ADVICE = (
 )
 
 
-@check(_NAME, where=RANKS, lane="mpi", limit_s=_SECONDS + 10, instead=_AGAIN)
+# one node alone cannot know: the others may be slow
+_WAITED = "MPI had not started in time; other nodes may still have been at their checks"
+
+
+@check(NAME, where=RANKS, lane="mpi", limit_s=RANKS_SECONDS + RANKS_GRACE_SECONDS, instead=_AGAIN)
 def world(subject: Subject) -> Iterator[Row]:
     """Does every task see all the others?"""
     tasks = int(subject.environ.get("SLURM_NTASKS", "1"))
     if tasks < 2:
-        yield not_checked(_NAME, "one task alone proves nothing", "Set nodes: 2 in a job spec.")
+        yield not_checked(NAME, "one task alone proves nothing", "Set nodes: 2 in a job spec.")
         return
     if not subject.python:
         what = "no Python of a training to try it with"
-        yield not_checked(_NAME, what, subject.naming_advice)
+        yield not_checked(NAME, what, subject.naming_advice)
         return
     by = _package(subject.python, subject.environ, subject.request)
     if by is None:
         advice = "Install mpi4py into the training's environment, built with its MPI."
-        yield not_checked(_NAME, "neither Horovod nor mpi4py in the training's Python", advice)
+        yield not_checked(NAME, "neither Horovod nor mpi4py in the training's Python", advice)
         return
     argv = [*subject.python, "-c", programs.text_of("world"), by]
+    is_late = False
     try:
         environ = {**subject.environ, **_WITHOUT_GPUS}
-        said = command.run(argv, environ, seconds=_SECONDS)
+        seconds = max(0.0, subject.ranks_until - time.monotonic())
+        said = command.run(argv, environ, seconds=seconds)
     except command.NoAnswerError as error:
         if not programs.answers(error.printed):
             raise  # it was not even imported: that says nothing about MPI
-        yield fail(_NAME, f"the start of MPI hangs: no end within {_SECONDS:.0f} s", _ADVICE)
-        return
+        said, is_late = command.Said(0, error.printed), True
     found = [answer for answer in programs.answers(said.text) if "size" in answer]
+    if is_late and not found:
+        yield not_checked(NAME, _WAITED, _AGAIN)
+        return
     yield judge(found[0] if found else {}, said, subject.environ, tasks)
+
+
+def is_waiting(row: Row) -> bool:
+    """Whether this node waited for the others in vain."""
+    return row.check == NAME and row.found == _WAITED
+
+
+def judge_waiting(rows: Sequence[Row], nodes: int) -> list[Row]:
+    """Rows of nodes that waited in vain: when all of them did, it was for nobody who was late."""
+    if len(rows) < nodes:
+        return list(rows)
+    what = "the start of MPI hangs: all nodes were in it, and none came to its end"
+    return [fail(NAME, what, _ADVICE)._replace(node=r.node, position=r.position) for r in rows]
 
 
 def _package(python: Sequence[str], environ: Mapping[str, str], request: Request) -> str | None:
@@ -68,15 +89,15 @@ def judge(
 ) -> Row:
     """Row out of what this task saw of the world."""
     if not found:
-        return fail(_NAME, f"MPI could not be started: {reason(said.text)}", _ADVICE)
+        return fail(NAME, f"MPI could not be started: {reason(said.text)}", _ADVICE)
     size = f"{found['by']}.size() is {found['size']}"
     if found["size"] != tasks:
-        return fail(_NAME, f"{size} in {tasks} tasks: they do not see each other", _ADVICE)
+        return fail(NAME, f"{size} in {tasks} tasks: they do not see each other", _ADVICE)
     rank = environ.get("SLURM_PROCID", "")
     if rank.isdigit() and int(rank) != found["rank"]:
         advice = "Leave --distribution out of srun_extra, so that both number the ranks alike."
-        return warn(_NAME, f"{size}, but MPI's rank is not SLURM_PROCID", advice)
-    return ok(_NAME, f"{size}, as many as tasks")
+        return warn(NAME, f"{size}, but MPI's rank is not SLURM_PROCID", advice)
+    return ok(NAME, f"{size}, as many as tasks")
 
 
 def reason(printed: str) -> str:

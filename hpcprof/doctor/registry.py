@@ -16,6 +16,13 @@ LOGIN = "login"  # where jobs are submitted from
 NODE = "node"  # where the training runs; on a workstation that is the same machine
 RANKS = "ranks"  # on the nodes, together and last, as it may take the job step with it
 
+# both count from the start of a node's part. The first is when its own checks end at the latest,
+# its environment included; the second is until when those of all nodes wait for each other. There
+# is no common start: who is ready at once must wait for who needs all of its time
+NODE_SECONDS = 55.0
+RANKS_SECONDS = NODE_SECONDS + 30.0
+RANKS_GRACE_SECONDS = 10.0  # to end what still waits then, and to say so
+
 Function = Callable[[Subject], Iterator[Row]]
 
 

@@ -70,7 +70,7 @@ class Subject(NamedTuple):
     ``environ`` is the training's environment. ``python`` is its interpreter, with what must stand
     before it to get into a container; () when there is none. ``assumed``: why the interpreter is
     only a guess or missing, "" when spec or user name it. ``on_node``: this is one task per node
-    inside srun.
+    inside srun. ``ranks_until``: a time.monotonic(), until when tasks wait for each other.
     """
 
     request: Request
@@ -78,6 +78,7 @@ class Subject(NamedTuple):
     python: Sequence[str] = ()
     assumed: str = ""
     on_node: bool = False
+    ranks_until: float = 0.0
 
     @property
     def naming_advice(self) -> str:

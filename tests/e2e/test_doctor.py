@@ -25,7 +25,7 @@ NVTX_TOO_NEW = "0.2.12"
 CACHE = Path(os.environ.get("HPCPROF_CACHE", Path.home() / ".cache" / "hpcprof"))
 # hang guards: doctor itself gives up before
 GUARD_SECONDS = 75
-SRUN_GUARD_SECONDS = 150
+SRUN_GUARD_SECONDS = 180
 
 
 @pytest.fixture(scope="session")

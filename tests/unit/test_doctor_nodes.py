@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from hpcprof.doctor import compute_nodes
+from hpcprof.doctor import CHECKS, compute_nodes, mpi, registry
+from hpcprof.doctor import __main__ as node_part
 from hpcprof.doctor.configuration import configure
 from hpcprof.doctor.diagnosis import Diagnosis, Line, diagnose, merge
-from hpcprof.doctor.row import FAIL, NOT_CHECKED, OK, WARN, Row
-from hpcprof.doctor.subject import Request
+from hpcprof.doctor.registry import RANKS, Check
+from hpcprof.doctor.row import FAIL, NOT_CHECKED, OK, WARN, Row, not_checked
+from hpcprof.doctor.subject import VARIABLE, Request, Subject
 from hpcprof.doctor.table import render_text
 from hpcprof.errors import InputError, UsageError
 from tests.unit.slurm_stubs import write_program
@@ -143,6 +147,47 @@ def test_an_srun_that_does_not_work_is_told(
 ) -> None:
     row = ask(spec, monkeypatch, how)[-1]
     assert (row.check, row.state, words in row.found) == ("srun", state, True), row
+
+
+@pytest.mark.parametrize(
+    ("late", "state", "words"),
+    [
+        ([], FAIL, "all nodes were in it"),
+        (["node1"], NOT_CHECKED, "other nodes may still have been at their checks"),
+    ],
+)
+def test_an_mpi_that_did_not_start_fails_only_when_all_nodes_were_in_it(
+    spec: Path, monkeypatch: pytest.MonkeyPatch, late: list[str], state: str, words: str
+) -> None:
+    waited = not_checked("MPI", mpi._WAITED, "Again.")
+    slow = not_checked("MPI", "no answer within 9 s", "Again.")
+    rows = [(slow if n in late else waited)._replace(node=n) for n in ("node0", "node1")]
+    lines = "".join(f"{compute_nodes.MARK}{row.to_line()}\n" for row in rows)
+    write_program(spec.parent / "bin" / "srun", f"#!/bin/sh\ncat <<'END'\n{lines}END\n")
+    rows = [row for row in ask(spec, monkeypatch, "") if row.check == "MPI"]
+    found = {row.node: row for row in rows}
+    assert sorted(found) == ["node0", "node1"]
+    assert (found["node0"].state, words in found["node0"].found) == (state, True), found
+    assert found["node1"].state == state
+
+
+def test_nodes_wait_in_mpi_for_one_whose_checks_take_all_their_time(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def when(subject: Subject) -> Iterator[Row]:
+        yield Row("MPI", OK, repr(subject.ranks_until))
+
+    monkeypatch.setattr(node_part, "CHECKS", [Check("MPI", "", RANKS, "mpi", 9.0, "", when)])
+    monkeypatch.setenv(VARIABLE, Request().to_json())
+    started = time.monotonic()
+    node_part.main()
+    first = capsys.readouterr().out.splitlines()[0].partition(compute_nodes.MARK)[2]
+    # both count from the same start, so what a node does not need for itself it waits
+    until = float(Row.from_line(first).found) - started
+    assert until >= registry.NODE_SECONDS + 30.0
+    (real,) = [check for check in CHECKS if check.where == RANKS]
+    assert real.limit_s > until - 1.0
+    assert compute_nodes.limit_s(Request(wait_s=30)) > 30 + real.limit_s
 
 
 def test_rows_that_came_before_srun_hung_are_kept(
