@@ -2,11 +2,12 @@
 
 The watchdog of each rank notes the last step that had ended, and for how long none had since.
 1. Notes of different ranks about the same step or neighbouring ones are one hang: ranks that wait
-   for each other are never further apart.
+   for each other are never further apart. They may also be two, when not every rank noted each.
 2. It went on when some rank ended a later step; that is not known when no rank's record reaches
    the step of the hang (not marked, or recording had stopped).
-3. Missing, from the notes: ranks whose last step is one less than that of the others. When nothing
-   came afterwards, also ranks without a note whose own record ends one step earlier.
+3. Missing, from the notes: ranks whose last step is one less than that of the others. When it went
+   on, only if the step that was so long shows the same ranks as late (4), else nothing is said.
+   When nothing came afterwards, only ranks whose own record ends there too, also without a note.
 4. Else, when it went on, from the step that was so long (arrivals.py; one of the next two): ranks
    that took half of the hang or more to reach its last allreduce, if others did not. If none did,
    all were in the allreduce; if all did, none waited for another.
@@ -71,14 +72,15 @@ def hang_episodes(
 
 def _grouped(infos: Iterable[RankInfo]) -> list[dict[int, Hang]]:
     """Notes that belong together: rank → note."""
-    notes = sorted(
-        ((_number(hang), info.rank, hang) for info in infos for hang in info.hangs),
-        key=lambda note: note[:2],
-    )
+    notes = [(_number(hang), info.rank, hang) for info in infos for hang in info.hangs]
+    noted = {(step, rank) for step, rank, _ in notes}
+    # ranks that noted the step before too come first: for them this is another hang
+    notes.sort(key=lambda note: (note[0], (note[0] - 1, note[1]) not in noted, note[1]))
     groups: list[dict[int, Hang]] = []
     for step, rank, hang in notes:
-        fitting = (g for g in groups if rank not in g and step <= _first(g) + 1)
-        group = next(fitting, None)
+        fitting = [g for g in groups if rank not in g and step <= _first(g) + 1]
+        same = [g for g in fitting if _first(g) == step]
+        group = next(iter(same or fitting), None)
         if group is None:
             group = {}
             groups.append(group)
@@ -107,11 +109,17 @@ def _episode(
     went_on = None if last < top or not last_ended else last > top
     known = {rank: _number(hang) for rank, hang in notes.items()}
     if went_on is False:
+        # a rank that ended a step after its note was missing in another hang, if at all
+        known = {rank: max(last_ended.get(rank, step), step) for rank, step in known.items()}
         known = {**last_ended, **known}
     behind = tuple(sorted(rank for rank, step in known.items() if step == top - 1))
     told_by = RECORDS if behind else UNKNOWN
-    if not behind and went_on:
-        behind, told_by = _late_at_next(frames, top, seconds)
+    if went_on:
+        late, how = _late_at_next(frames, top, seconds)
+        if not behind:
+            behind, told_by = late, how
+        elif late != behind:
+            behind, told_by = (), UNKNOWN
     if not connected:
         behind, told_by = (), UNKNOWN
     return HangEpisode(

@@ -99,6 +99,37 @@ def test_a_rank_whose_long_step_is_not_known_makes_that_untellable():
     assert only(notes, {0: 90, 1: 90}, {}).told_by == h.UNKNOWN
 
 
+@pytest.mark.parametrize("last", [101, 300])  # the second ended the job, or it went on
+@pytest.mark.parametrize("odd", [0, 3])
+def test_notes_of_two_hangs_do_not_make_those_of_the_first_one_behind(odd, last):
+    notes = [[(100, 610), (101, 620)] for _ in range(4)]
+    del notes[odd][0]
+    found = hang_episodes(infos(*notes), dict.fromkeys(range(4), last), {})
+    noted = tuple(rank for rank in range(4) if rank != odd)
+    assert [(e.ranks, e.step, e.went_on, e.behind, e.told_by) for e in found] == [
+        (noted, 100, True, (), h.UNKNOWN),
+        ((0, 1, 2, 3), 101, last > 101, (), h.UNKNOWN),
+    ]
+
+
+def test_a_rank_behind_in_the_notes_is_believed_when_the_long_step_confirms_it():
+    notes, ended = infos([(57, 610)], [(56, 612)], [(57, 610)]), dict.fromkeys(range(3), 90)
+    found = only(notes, ended, frames(1.0, 690.0, 2.0))
+    assert (found.went_on, found.behind, found.told_by) == (True, (1,), h.RECORDS)
+    for arrivals_s in ((1.0, 2.0, 690.0), (1.0, 2.0, 3.0), (650.0, 690.0, 680.0)):
+        found = only(notes, ended, frames(*arrivals_s))
+        assert (found.behind, found.told_by) == ((), h.UNKNOWN)
+    assert only(notes, ended, {}).told_by == h.UNKNOWN
+
+
+def test_a_rank_that_ended_a_step_after_its_note_was_not_missing_when_the_job_ended():
+    notes = infos([(100, 610)], [(100, 610)], [(101, 610)])
+    found = only(notes, {0: 101, 1: 101, 2: 101}, {})
+    assert (found.went_on, found.behind, found.told_by) == (False, (), h.UNKNOWN)
+    found = only(notes, {0: 101, 1: 100, 2: 101}, {})
+    assert (found.went_on, found.behind, found.told_by) == (False, (1,), h.RECORDS)
+
+
 def test_ranks_that_horovod_does_not_connect_are_behind_nobody():
     notes = infos([(57, 610)], [(56, 610)], horovod_size=1)
     assert only(notes, {0: 57, 1: 56}, {}).told_by == h.UNKNOWN
