@@ -37,6 +37,7 @@ def profiler_slows_training(results: RunResults) -> Iterator[Finding]:
             f"{cost.inside} recorded steps against {cost.each_side} before and {cost.each_side} "
             f"after; those after differ from those before by {percent(cost.drift_frac)}",
         ),
-        advice="record fewer steps or less: profile.trace without osrt and mpi; the training "
-        "outside the window is not affected by the recording",
+        advice="record fewer steps (profile.steps), or leave out of profile.trace what you do not "
+        "look at; what nsys costs outside the window was not measured (compare with a run with "
+        "profile.profiler: none)",
     )

@@ -214,6 +214,11 @@ def test_a_profiler_that_lengthens_its_steps_is_told():
         "nsys made the steps it recorded (20-59) 12 % longer [9–15]; times within them are too "
         "long by that"
     )
+    # two runs tell what it costs all the time; nothing in this one does
+    assert found.advice.endswith(
+        "what nsys costs outside the window was not measured (compare with a run with "
+        "profile.profiler: none)"
+    )
     much = replace(COST, overhead_frac=0.4, overhead_frac_ci=(0.3, 0.5))
     assert [f.level for f in of(results(overhead=much), "profiler-slows-training")] == ["warn"]
 
