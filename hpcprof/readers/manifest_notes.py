@@ -93,7 +93,7 @@ def _entries(
     for entry in given if whole else []:
         try:
             found.append(read(entry))
-        except (TypeError, ValueError, KeyError, AttributeError):
+        except (TypeError, ValueError, OverflowError, KeyError, AttributeError):
             whole = False
     if not whole:
         warnings.append(_damaged(key))

@@ -55,7 +55,7 @@ def read_manifest(paths: ArtifactPaths, rank: int) -> RankManifest:
         raise InputError(f"rank {rank}: {path} belongs to rank {record.get('rank')}")
     try:
         info = _rank_info(record)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"rank {rank}: {path} is not a manifest ({error!r})") from None
     profiler = record.get("profiler")
     if not isinstance(profiler, dict):

@@ -101,6 +101,7 @@ def test_damaged_busy_times_are_ignored_with_a_warning_and_the_others_are_kept(b
         ("hangs", [{"step": "1", "seconds": 3}]),
         ("hangs", [{"step": -2, "seconds": 3}]),
         ("hangs", [{"step": 1, "seconds": float("nan")}]),
+        ("hangs", [{"step": 1, "seconds": 10**400}]),
         ("hangs", [{"step": 1, "seconds": 3, "at": "now"}]),
         ("hangs", [None]),
     ],

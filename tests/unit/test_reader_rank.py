@@ -421,6 +421,7 @@ def test_a_report_that_cannot_be_placed_is_lost(paths: ArtifactPaths, tmp_path: 
         ({"schema": 9}, "rank 3: .*has schema 9, this hpcprof reads 1"),
         ({"rank": 5}, "rank 3: .*belongs to rank 5"),
         ({"node": None, "started": 7}, "rank 3: .*is not a manifest"),
+        ({"pid": float("inf")}, "rank 3: .*is not a manifest"),
     ],
 )
 def test_a_manifest_that_cannot_be_believed_is_refused(
