@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +23,8 @@ from hpcprof.doctor import command, programs
 from hpcprof.doctor.nsys import build_of
 from hpcprof.doctor.programs.ranges import RANGES
 from hpcprof.doctor.registry import NODE, check
-from hpcprof.doctor.row import Row, fail, not_checked, ok, warn
-from hpcprof.doctor.subject import Subject
+from hpcprof.doctor.row import FAIL, NOT_CHECKED, OK, Row, fail, not_checked, ok, warn
+from hpcprof.doctor.subject import Request, Subject
 from hpcprof.doctor.training import NVTX_ADVICE
 from hpcprof.errors import HpcprofError
 from hpcprof.launch import processes
@@ -36,6 +37,8 @@ _RANK = 0
 # whose variables would make launch, nsys or MPI believe to be a part of the job around us
 _FOREIGN = ("SLURM_", "PMI", "OMPI_", "MPI_", "HPCPROF_RUN_DIR")
 _BY_HAND = "Run it again when the node is idle; see also the rows nsys sessions and scratch folder."
+_MEND_OPTIONS = "Mend profile.extra or profile.trace in the job spec, or nsys: in the site file."
+_LEFT_OUT = "nsys option "  # how a warning of launch about an option begins
 
 
 class Captured(NamedTuple):
@@ -65,25 +68,42 @@ def capture(subject: Subject) -> Iterator[Row]:
     if scratch is None:
         yield not_checked(_NAME, "; ".join(reasons), "Mend the scratch folder first.")
         return
+    until = time.monotonic() + _SECONDS
     folder = Path(tempfile.mkdtemp(prefix="doctor-", dir=scratch))
     try:
-        yield judge(_record(subject, build, folder), subject)
+        row = judge(_record(subject, build, folder / "asked", until), subject)
+        request = subject.request
+        least = request._replace(nsys_trace=["nvtx"], nsys_extra=[])
+        if row.state == FAIL and options_of(request) != options_of(least):
+            # was it the pair, or what else the job would ask of nsys?
+            subject = subject._replace(request=least)
+            try:
+                plain = judge(_record(subject, build, folder / "plain", until), subject)
+            except command.NoAnswerError as error:
+                plain = not_checked(_NAME, str(error), _BY_HAND)
+            row = judge_options(row, plain, request)
+        yield row
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _record(subject: Subject, build: NsysBuild, folder: Path) -> Captured:
+def options_of(request: Request) -> dict[str, list[str]]:
+    """What a job would ask of nsys, and our ranges in any case."""
+    others = [kind for kind in request.nsys_trace if kind != "nvtx"]
+    return {"nsys_trace": ["nvtx", *others], "nsys_extra": [*request.nsys_extra]}
+
+
+def _record(subject: Subject, build: NsysBuild, folder: Path, until: float) -> Captured:
     """Run the program under ``hpcprof launch``. Raises NoAnswerError, HpcprofError, OSError."""
     paths = ArtifactPaths(folder / "run")
-    paths.root.mkdir()
+    paths.root.mkdir(parents=True)
     record = new_run_record(name="doctor", strategy="custom", world_size=1)
-    record["launch"].update(
-        profiler="nsys", nsys_path=build.path, nsys_trace=["nvtx"], agent="none"
-    )
+    record["launch"].update(profiler="nsys", nsys_path=build.path, agent="none")
+    record["launch"].update(options_of(subject.request))
     write_json(paths.run_json, record)
     argv = [sys.executable, "-I", "-m", "hpcprof", "launch", "--run-dir", str(paths.root), "--"]
     argv += [*subject.python, "-c", programs.text_of("ranges")]
-    mark = f"{os.getpid()}-{folder.name}"
+    mark = f"{os.getpid()}-{folder.parent.name}"
     environ = {
         **{n: v for n, v in subject.environ.items() if not n.startswith(_FOREIGN)},
         rank_env.LOCAL_RANK: str(_RANK),
@@ -91,7 +111,8 @@ def _record(subject: Subject, build: NsysBuild, folder: Path) -> Captured:
         "HPCPROF_DOCTOR_CAPTURE": mark,
     }
     try:
-        said = command.run(argv, environ, seconds=_SECONDS, cwd=str(folder))
+        seconds = max(0.0, until - time.monotonic())
+        said = command.run(argv, environ, seconds=seconds, cwd=str(folder))
     finally:
         # nsys's agent is a daemon; a launcher that was ended in time has ended it
         left = processes.with_environment(f"HPCPROF_DOCTOR_CAPTURE={mark}")
@@ -141,7 +162,22 @@ def judge(captured: Captured, subject: Subject) -> Row:
     if captured.ranges is None:
         return fail(_NAME, f"{pair}: {captured.problem}", _BY_HAND)
     if captured.ranges == RANGES:
-        return ok(_NAME, f"{RANGES} of {RANGES} ranges arrived: {pair} fit")
+        what = f"{RANGES} of {RANGES} ranges arrived: {pair} fit"
+        left_out = [text for text in record.get("warnings", []) if text.startswith(_LEFT_OUT)]
+        if left_out:
+            return warn(_NAME, f"{what}; {'; '.join(left_out)}", _MEND_OPTIONS)
+        return ok(_NAME, what)
     if captured.ranges == 0:
         return fail(_NAME, f"{pair} do not fit: ranges are not recorded", NVTX_ADVICE)
     return fail(_NAME, f"{captured.ranges} of {RANGES} ranges arrived: {pair}", _BY_HAND)
+
+
+def judge_options(asked: Row, plain: Row, request: Request) -> Row:
+    """Row out of a capture with the job's options that failed, and of one without them."""
+    if plain.state not in (OK, NOT_CHECKED):
+        return plain
+    kinds = ",".join(options_of(request)["nsys_trace"])
+    options = " ".join([f"--trace={kinds}", *request.nsys_extra])
+    without = "all ranges arrive" if plain.state == OK else plain.found
+    what = f"with the job's options ({options}): {asked.found}; without them: {without}"
+    return fail(_NAME, what, _MEND_OPTIONS)

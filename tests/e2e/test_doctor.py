@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +53,13 @@ def scratch(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def capture(nsys: Path, python: Path, environ: Mapping[str, str]) -> Row:
+def capture(
+    nsys: Path, python: Path, environ: Mapping[str, str], *, extra: Sequence[str] = ()
+) -> Row:
     """The row of the capture alone."""
     rows: list[Row] = []
-    subject = Subject(Request(nsys_path=str(nsys)), environ, (str(python),))
+    request = Request(nsys_path=str(nsys), nsys_extra=extra)
+    subject = Subject(request, environ, (str(python),))
     checks = [check for check in CHECKS if check.name == "capture"]
     lanes.run(checks, subject, rows.append, deadline=time.monotonic() + GUARD_SECONDS)
     (row,) = rows
@@ -84,6 +87,16 @@ def test_a_pair_that_records_nothing_fails_with_the_cure(
     assert row.found.startswith(f"nvtx {NVTX_TOO_NEW} and nsys 20")
     assert row.found.endswith("do not fit: ranges are not recorded")
     assert "pip install 'nvtx<0.2.12'" in row.advice
+
+
+def test_options_with_which_a_job_would_record_nothing_fail_and_are_named(
+    nsys: Path, horovod_python: Path, scratch: Path
+) -> None:
+    extra = ["--capture-range=nvtx", "--nvtx-capture=never@nowhere"]
+    row = capture(nsys, horovod_python, {**os.environ, "TMPDIR": str(scratch)}, extra=extra)
+    assert row.state == FAIL, row
+    assert "--nvtx-capture=never@nowhere" in row.found
+    assert row.found.endswith("without them: all ranges arrive")
 
 
 def test_a_training_without_nvtx_is_warned(

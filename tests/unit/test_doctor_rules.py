@@ -321,6 +321,36 @@ def test_a_capture_with_a_part_of_its_ranges_fails() -> None:
     assert (row.state, row.found[:7]) == (FAIL, "7 of 15")
 
 
+def test_a_capture_asks_nsys_for_what_the_job_would_and_for_our_ranges() -> None:
+    request = Request(nsys_trace=["cuda", "nvtx", "osrt"], nsys_extra=["--stats", "true"])
+    assert capture.options_of(request) == {
+        "nsys_trace": ["nvtx", "cuda", "osrt"],
+        "nsys_extra": ["--stats", "true"],
+    }
+    assert capture.options_of(Request(nsys_trace=["cuda"]))["nsys_trace"] == ["nvtx", "cuda"]
+
+
+def test_options_with_which_nothing_is_recorded_are_not_blamed_on_nvtx() -> None:
+    request = Request(nsys_trace=["nvtx"], nsys_extra=["--capture-range=nvtx"])
+    asked = capture.judge(captured(ranges=0), NAMED)
+    row = capture.judge_options(asked, capture.judge(captured(), NAMED), request)
+    assert row.state == FAIL
+    assert "(--trace=nvtx --capture-range=nvtx)" in row.found
+    assert row.found.endswith("without them: all ranges arrive")
+    assert "profile.extra" in row.advice
+    plain = capture.judge(captured(ranges=0), NAMED)
+    assert capture.judge_options(asked, plain, request) == plain  # the pair it is
+    unknown = Row("capture", NOT_CHECKED, "launch did not end", "Again.")
+    assert capture.judge_options(asked, unknown, request).state == FAIL
+
+
+def test_options_that_would_be_left_out_are_told() -> None:
+    record = {"state": "OK", "warnings": ["nsys option --x was left out: …", "something else"]}
+    row = capture.judge(captured(record=record), NAMED)
+    assert (row.state, "nsys option --x was left out" in row.found) == (WARN, True)
+    assert "something else" not in row.found
+
+
 def test_a_capture_without_a_readable_report_fails_with_the_reason() -> None:
     row = capture.judge(captured(ranges=None, problem="the importer is missing"), NAMED)
     assert (row.state, "the importer is missing" in row.found) == (FAIL, True)
