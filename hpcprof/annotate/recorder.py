@@ -7,6 +7,7 @@ forked child must not use the object (session.py sees to that).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import struct
 import threading
@@ -26,6 +27,10 @@ _ident = threading.get_ident
 class SpanRecorder:
     """Appends span records to ``path``; times are CLOCK_MONOTONIC ns of this node.
 
+    May be called from a signal handler, which Python runs in the main thread between any two
+    instructions: its locks let the thread that holds them in again, and a call in the middle of a
+    write leaves the writing to the call that it interrupted.
+
     A deque and not one byte buffer: appending to it is atomic, so data-loading threads need no
     lock. ``on_failure`` is told in words, once each, when the file can no longer be written (from
     then on the recorder is silent) and when a record cannot be packed (it alone is left out).
@@ -36,13 +41,18 @@ class SpanRecorder:
         self._pending: deque[bytes] = deque()
         self._name_ids: dict[str, int] = {}
         self._native_ids: dict[int, int] = {}
-        self._name_lock = threading.Lock()
-        self._write_lock = threading.Lock()
+        self._new_ids = itertools.count(1)
+        self._name_lock = threading.RLock()
+        self._write_lock = threading.RLock()
+        self._is_writing = False
+        self._must_write = False
+        self._is_closing = False
+        self._unwritten = memoryview(b"")
         self._on_failure = on_failure
         self._has_left_out = False
         self._path = path
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        self._write(
+        self._pending.append(
             span_format.HEADER.pack(
                 span_format.MAGIC,
                 span_format.VERSION,
@@ -52,6 +62,7 @@ class SpanRecorder:
                 node_time.monotonic_ns(),
             )
         )
+        self.flush()
 
     def add(
         self, start_ns: int, end_ns: int, name: str, step: int, flags: int, value: int = 0
@@ -90,27 +101,39 @@ class SpanRecorder:
         with self._name_lock:
             name_id = self._name_ids.get(name)
             if name_id is None:
-                name_id = len(self._name_ids) + 1
+                name_id = next(self._new_ids)
                 self._pending.append(span_format.name_blocks(name_id, text))
                 self._name_ids[name] = name_id
         return name_id
 
     def flush(self) -> None:
-        """Append everything kept so far with one write. Never raises."""
-        pending = self._pending
-        with self._write_lock:
-            # popleft and not a swap of deques: a thread may be appending just now
-            chunks = [pending.popleft() for _ in range(len(pending))]
-            if chunks:
-                self._write(b"".join(chunks))
-
-    def _write(self, block: bytes) -> None:
-        if self._fd < 0:
+        """Append everything kept so far with one write. Raises only what a signal handler does."""
+        if self._fd < 0:  # also in a forked child, where nobody would let go of the lock
+            self._pending.clear()
             return
+        with self._write_lock:
+            self._must_write = True
+            while self._must_write and not self._is_writing:
+                self._must_write = False
+                self._is_writing = True
+                try:
+                    self._write_pending()
+                finally:
+                    self._is_writing = False
+            if self._is_closing and not self._is_writing:
+                self.abandon()
+
+    def _write_pending(self) -> None:
+        self._write()  # what is left of a write that KeyboardInterrupt ended
+        pending = self._pending
+        # popleft and not a swap of deques: a thread may be appending just now
+        self._unwritten = memoryview(b"".join([pending.popleft() for _ in range(len(pending))]))
+        self._write()
+
+    def _write(self) -> None:
         try:
-            view = memoryview(block)
-            while view:
-                view = view[os.write(self._fd, view) :]
+            while self._unwritten and self._fd >= 0:
+                self._unwritten = self._unwritten[os.write(self._fd, self._unwritten) :]
         except OSError as error:
             self.abandon()
             self._on_failure(f"recording of spans stopped: {error.strerror} ({self._path})")
@@ -125,8 +148,8 @@ class SpanRecorder:
 
     def close(self) -> None:
         """Write what is pending and close the file."""
+        self._is_closing = True
         self.flush()
-        self.abandon()
 
 
 def owner_of(path: Path) -> int | None:

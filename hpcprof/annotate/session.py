@@ -6,6 +6,7 @@ Knows steps and phases. Does not know TensorFlow, and does not interpret what it
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import sys
 import threading
@@ -52,7 +53,7 @@ class _Session:
         self.domain: NvtxDomain | None = open_domain(leave_note) if nvtx else None
         self.next_step = 0
         self.current_step = span_format.NO_STEP
-        self._beacon_seq = 0
+        self._beacon_seqs = itertools.count()
         self.last_beacon_ns = 0
         self.beacon()
         self.recorder.flush()  # a rank killed during start-up still has its clock on record
@@ -85,8 +86,7 @@ class _Session:
 
     def beacon(self) -> None:
         """Tie spans, NVTX and the wall clock together at one moment (see span_format)."""
-        seq = self._beacon_seq
-        self._beacon_seq += 1
+        seq = next(self._beacon_seqs)
         before = _now()
         realtime = node_time.realtime_ns()
         if self.domain is not None:
@@ -210,7 +210,8 @@ def _range_name(name: str, flags: int) -> str:
 
 _session: _Session | None = None
 _decided = False
-_opening = threading.Lock()
+_is_opening = False
+_opening = threading.RLock()  # a signal handler may call, in the thread that holds it
 
 
 def _current(*, marks_steps: bool = False) -> _Session | None:
@@ -218,10 +219,14 @@ def _current(*, marks_steps: bool = False) -> _Session | None:
 
     ``marks_steps``: this call is one that a training makes, and a data worker does not.
     """
-    global _session, _decided
+    global _session, _decided, _is_opening
     with _opening:  # data-loading threads may call at the same time, and must not find it half open
-        if not _decided:
-            _session = _open_session(marks_steps=marks_steps)
+        if not _decided and not _is_opening:
+            _is_opening = True
+            try:
+                _session = _open_session(marks_steps=marks_steps)
+            finally:
+                _is_opening = False
             if _session is not None:
                 atexit.register(close)
                 os.register_at_fork(after_in_child=_forget)
@@ -290,7 +295,7 @@ def _note_earlier_owner(path: Path) -> None:
 def _forget() -> None:
     """In a forked child: the file belongs to the parent, and a lock may be held by its threads."""
     global _session, _opening
-    _opening = threading.Lock()
+    _opening = threading.RLock()
     # _decided stays: the child is silent, and no call asks again
     if _session is not None:
         _session.recorder.abandon()

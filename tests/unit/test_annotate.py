@@ -378,3 +378,80 @@ for _ in range(50):
     assert run(code, tmp_path).returncode == 0
     spans = read_span_file(tmp_path / "spans.bin", rank=3).spans
     assert (spans[c.NAME] == "load").sum() == 8000
+
+
+# a profile function runs where a signal handler could: here at each call, return and call of C
+EVERYWHERE = """
+import collections, signal
+from hpcprof.annotate import recorder, session
+signal.alarm(20)  # ends a training that waits for a lock
+FILES = (recorder.__file__, session.__file__)
+names = (f"seen {number}" for number in range(10**6))
+seen = []
+places = set()
+def interrupt(frame, event, what):
+    place = (frame.f_code, frame.f_lasti, event, session._session is None)
+    if frame.f_code.co_filename in FILES and place not in places:
+        places.add(place)
+        handle(event, what)
+"""
+
+
+def test_a_signal_handler_that_records_may_come_at_any_time(tmp_path):
+    code = """
+def handle(event, what):
+    seen.append(annotate.is_active())
+    with annotate.span(next(names)):
+        annotate.beacon()
+    if session._session is not None:
+        session._session.recorder.flush()
+sys.setprofile(interrupt)
+for _ in range(3):
+    with annotate.step():
+        with annotate.phase("forward"):
+            pass
+annotate.close()
+sys.setprofile(None)
+print(collections.Counter(seen))
+"""
+    state = tmp_path / "state"
+    done = run(EVERYWHERE + code, tmp_path, state)
+
+    assert (done.returncode, done.stderr, annotated.notes(state)) == (0, "", [])
+    found = annotated.records(tmp_path)  # each name is declared before its use, under its own id
+    assert [each.step for each in found if each.name == "step"] == [0, 1, 2]
+    assert [each.step for each in found if each.name == "forward"] == [0, 1, 2]
+    seen = [each.name for each in found if each.name.startswith("seen ")]
+    assert len(set(seen)) == len(seen) > 50
+    assert f"True: {len(seen)}" in done.stdout
+    beacons = [each.step for each in found if each.name == "beacon"]
+    assert sorted(beacons) == list(range(len(beacons)))
+
+
+def test_a_signal_handler_that_closes_or_raises_loses_no_record(tmp_path):
+    code = """
+class Stop(Exception):
+    pass
+def handle(event, what):
+    if event == "c_call" and what is os.write and session._session.next_step == 2:
+        sys.setprofile(None)
+        if os.environ["BY"] == "close":
+            annotate.close()
+        else:
+            raise Stop
+for number in range(3):
+    try:
+        with annotate.step():
+            if number == 1:
+                sys.setprofile(interrupt)
+    except Stop:
+        print("stopped")
+"""
+    for by, expected in (("close", [0, 1]), ("raise", [0, 1, 2])):
+        folder = tmp_path / by
+        folder.mkdir()
+        done = run(EVERYWHERE + code, folder, BY=by)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == ("stopped\n" if by == "raise" else "")
+        assert list(annotated.steps(folder)) == expected
+        assert annotated.records(folder)[-1].name == "beacon"
