@@ -41,6 +41,9 @@ def run(
     except (OSError, ValueError) as error:
         _fall_back(scene, f"nsys cannot be used: {error}")
         return None
+    except Exception as error:  # settings of the wrong kind, for example
+        _fall_back(scene, f"nsys cannot be used: {error!r}")
+        return None
     if isinstance(plan, str):
         _fall_back(scene, plan)
         return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple, NoReturn, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, NoReturn, Sequence, TypeVar
 
 from hpcprof.artifacts import manifest, run_record
 from hpcprof.artifacts.paths import ArtifactPaths
@@ -22,6 +22,8 @@ from hpcprof.launch.signals import SignalInbox
 
 # between two looks for messages of a rank without profiler; its end and signals wake us at once
 _LOOK_SECONDS = 1.0
+
+T = TypeVar("T")
 
 # where a manifest does not say it any more: where a report has been left, for example
 _SAID_WARNINGS = 5
@@ -70,10 +72,12 @@ def run_rank(request: Request) -> Fate:
         _run_unrecorded(request, inbox, umask, str(error))
     except OSError as error:
         _run_unrecorded(request, inbox, umask, f"the run folder cannot be written: {error}")
+    except Exception as error:
+        _run_unrecorded(request, inbox, umask, f"this rank cannot be recorded: {error!r}")
     fate = _run_recorded(scene)
     try:
         scene.record.complete(fate)
-    except OSError as error:
+    except Exception as error:  # the training's end is told all the same
         who = f"rank {scene.record.identity.rank}"
         say(f"{who}: the manifest could not be completed: {error}")
         for warning in scene.record.warnings[-_SAID_WARNINGS:]:
@@ -90,9 +94,10 @@ def _prepare(request: Request, inbox: SignalInbox, umask: int) -> Scene:
     problem = None
     try:
         settings = run_record.launch_settings(paths.run_json)
-    except HpcprofError as error:
+    except Exception as error:  # a launch section that is no mapping, for example
         settings = dict(run_record.LAUNCH_DEFAULTS)
-        problem = f"{error}; the defaults of launch are used"
+        what = str(error) if isinstance(error, HpcprofError) else f"{paths.run_json}: {error!r}"
+        problem = f"{what}; the defaults of launch are used"
     record = rank_record.claim(paths, identity, list(request.command), request.environ)
     if problem:
         record.warnings.append(problem)
@@ -108,23 +113,56 @@ def _run_unrecorded(request: Request, inbox: SignalInbox, umask: int, why: str) 
 
 def _run_recorded(scene: Scene) -> Fate:
     record = scene.record
-    scratch, problems = state_folder.open_scratch(scene.settings["scratch"], scene.request.environ)
-    record.warnings += problems
-    if scratch is None:
-        return _run_without_state(scene, "no scratch folder")
-    try:
-        state = state_folder.make_state_folder(scratch, record.identity)
-    except OSError as error:
-        return _run_without_state(scene, f"no state folder in {scratch}: {error.strerror}")
-    record.warnings += end_orphans(scratch)
-    asking = gpus.start(state, scene.request.environ, scene.inbox)
+    folders = _folders(scene)
+    if isinstance(folders, str):
+        return _run_without_state(scene, folders)
+    scratch, state = folders
+    record.warnings += _tried(record, "a look for orphans", lambda: end_orphans(scratch), [])
+    asking = _tried(
+        record,
+        "asking for GPUs",
+        lambda: gpus.start(state, scene.request.environ, scene.inbox),
+        None,
+    )
     try:
         return _run_with_state(scene, scratch, state)
     finally:
-        record.warnings += state_folder.last_words(state)
-        if asking is not None and processes.reap(asking) is None:
-            processes.end({asking}, grace_seconds=0.0)  # a driver that hangs
-        state_folder.remove(state)
+        _tried(record, "cleaning up", lambda: _clean_up(record, state, asking), None)
+
+
+def _folders(scene: Scene) -> tuple[Path, Path] | str:
+    """The scratch folder and the state folder in it, or why there are none."""
+    record = scene.record
+    try:
+        wanted = scene.settings["scratch"]
+        scratch, problems = state_folder.open_scratch(wanted, scene.request.environ)
+    except Exception as error:  # a scratch that is no text, for example
+        return f"no scratch folder: {error!r}"
+    record.warnings += problems
+    if scratch is None:
+        return "no scratch folder"
+    try:
+        return scratch, state_folder.make_state_folder(scratch, record.identity)
+    except OSError as error:
+        return f"no state folder in {scratch}: {error.strerror}"
+    except Exception as error:
+        return f"no state folder in {scratch}: {error!r}"
+
+
+def _clean_up(record: RankRecord, state: Path, asking: int | None) -> None:
+    record.warnings += state_folder.last_words(state)
+    if asking is not None and processes.reap(asking) is None:
+        processes.end({asking}, grace_seconds=0.0)  # a driver that hangs
+    state_folder.remove(state)
+
+
+def _tried(record: RankRecord, what: str, action: Callable[[], T], otherwise: T) -> T:
+    """What ``action`` returns; whatever it raises is a warning, and never costs the training."""
+    try:
+        return action()
+    except Exception as error:
+        record.warnings.append(f"{what} failed: {error!r}")
+        return otherwise
 
 
 def _run_without_state(scene: Scene, why: str) -> Fate:
@@ -146,14 +184,26 @@ def _run_with_state(scene: Scene, scratch: Path, state: Path) -> Fate:
     try:
         fate = None
         if _profiler_wanted(scene):
-            # imported late: a rank without nsys does not pay for it
-            from hpcprof.launch import nsys_rank
-
-            listened = application._replace(environ=environment.with_listener(application.environ))
-            fate = nsys_rank.run(scene, scratch, messages, listened)
+            fate = _run_profiled(scene, scratch, messages, application)
         return _run_plain(scene, application, messages) if fate is None else fate
     finally:
-        messages.read()
+        _tried(scene.record, "reading the last messages", messages.read, None)
+
+
+def _run_profiled(
+    scene: Scene, scratch: Path, messages: RankMessages, application: Application
+) -> Fate | None:
+    """Run the application under nsys; None when it has not been started."""
+    try:
+        # imported late: a rank without nsys does not pay for it
+        from hpcprof.launch import nsys_rank
+    except Exception as error:  # the file system of the package fails, for example
+        scene.record.state = manifest.NOT_PROFILED
+        scene.record.state_reason = f"nsys cannot be used: {error!r}"
+        scene.record.update()
+        return None
+    listened = application._replace(environ=environment.with_listener(application.environ))
+    return nsys_rank.run(scene, scratch, messages, listened)
 
 
 def _application(scene: Scene, state: Path, hang_after_s: float) -> Application:
@@ -172,7 +222,7 @@ def _hang_after_s(scene: Scene) -> float:
     """Seconds without a step that are too many; 0: never."""
     try:
         return max(0.0, float(scene.settings["hang_after_s"] or 0))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         wrong = scene.settings["hang_after_s"]
         scene.record.warnings.append(f"hang_after_s: {wrong!r} is no number; no hang is noticed")
         return 0.0
@@ -195,8 +245,9 @@ def _is_profiler_asked_for(scene: Scene) -> bool:
         return False
     try:
         selected = is_selected(scene.settings["profile_ranks"], scene.record.identity)
-    except HpcprofError as error:
-        scene.record.warnings.append(str(error))
+    except Exception as error:
+        what = str(error) if isinstance(error, HpcprofError) else f"profile_ranks: {error!r}"
+        scene.record.warnings.append(what)
         selected = False
     if not selected:
         scene.record.state_reason = "this rank was not selected for profiling"
@@ -205,19 +256,37 @@ def _is_profiler_asked_for(scene: Scene) -> bool:
 
 def _run_plain(scene: Scene, application: Application, messages: RankMessages | None) -> Fate:
     """Run the application as our child, without a profiler, and pass every signal on."""
-    folders = [scene.record.paths.root] + ([] if messages is None else [messages.state])
-    application = application.with_visible(folders)
-    program = Program(application.command, application.environ, scene.umask)
-    pid = processes.spawn(program, scene.inbox)
-    scene.record.application_pid = pid
+    record = scene.record
+    folders = [record.paths.root] + ([] if messages is None else [messages.state])
+    shown = _tried(record, "a container", lambda: application.with_visible(folders), application)
+    program = Program(shown.command, shown.environ, scene.umask)
+    try:
+        pid = processes.spawn(program, scene.inbox)
+    except OSError as error:
+        why = f"no process for the training beside ours: {error.strerror}"
+        record.warnings.append(why)
+        record.update()
+        _run_unrecorded(scene.request, scene.inbox, scene.umask, why)
+    record.application_pid = pid
+    is_heard = messages is not None
     while True:
         fate = processes.reap(pid)
         if fate is not None:
             return fate
-        received = scene.inbox.wait(None if messages is None else _LOOK_SECONDS)
+        received = scene.inbox.wait(_LOOK_SECONDS if is_heard else None)
         # what the terminal sends, it sends to the application too: same process group
         if received is not None and not received.from_terminal:
             processes.send(pid, received.signum)
-        if messages is not None:
-            messages.look()
-            messages.answer("ok: this rank is not recorded")
+        if messages is not None and is_heard:
+            is_heard = _hear(record, messages)
+
+
+def _hear(record: RankRecord, messages: RankMessages) -> bool:
+    """Look for messages; False when that cannot be done any more."""
+    try:
+        messages.look()
+        messages.answer("ok: this rank is not recorded")
+    except Exception as error:  # signals and exit code of the training are still to be passed on
+        record.warnings.append(f"messages of the training are not heard any more: {error!r}")
+        return False
+    return True

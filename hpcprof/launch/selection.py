@@ -17,10 +17,10 @@ def _matches(part: str, identity: RankEnv) -> bool:
         return part == "all"
     if part.startswith("node:"):
         return identity.node == part[len("node:") :]
-    if part.startswith("local") and part[len("local") :].isdigit():
+    if part.startswith("local") and part[len("local") :].isdecimal():
         return identity.local_rank == int(part[len("local") :])
     first, dash, last = part.partition("-")
-    if first.isdigit() and (last.isdigit() if dash else not last):
+    if first.isdecimal() and (last.isdecimal() if dash else not last):
         return int(first) <= identity.rank <= int(last or first)
     raise UsageError(
         f"profile_ranks: {part!r} is none of all, none, 3, 0-7, local0, node:NAME; "

@@ -254,6 +254,64 @@ def test_why_nothing_is_recorded_is_known_while_the_training_runs(
     assert running["warnings"] == ["hang_after_s: 'soon' is no number; no hang is noticed"]
 
 
+@pytest.mark.parametrize(
+    ("launch", "said"),
+    [
+        (None, "the defaults of launch are used"),
+        ({"nsys_trace": None}, "nsys cannot be used: TypeError"),
+        ({"nsys_extra": 5}, "nsys cannot be used: TypeError"),
+        ({"scratch": 5}, "no scratch folder: TypeError"),
+        ({"profile_ranks": "²"}, "profile_ranks: '²' is none of"),
+        ({"profile_ranks": "9" * 5000}, "not selected"),
+    ],
+)
+def test_settings_of_the_wrong_kind_are_no_reason_not_to_train(
+    tmp_path: Path, launch: dict[str, object] | None, said: str
+) -> None:
+    run_dir = tmp_path / "run"
+    nsys = launching.fake_nsys(tmp_path / "fake", '"$@"')
+    launching.write_run_json(run_dir)
+    (run_dir / "run.json").write_text(json.dumps({"schema": 1, "launch": launch}))
+    env = launching.environ(tmp_path, PATH=f"{nsys.parent}:{os.environ['PATH']}")
+    done = launching.launch(run_dir, launching.counting(tmp_path / "marks", 7), env=env)
+
+    assert (done.returncode, launching.starts(tmp_path / "marks")) == (7, 1)
+    written = launching.manifest(run_dir)
+    assert said in "; ".join([written["state_reason"], *written["warnings"]])
+
+
+@pytest.mark.parametrize(
+    ("broken", "is_recorded"),
+    [
+        ("from hpcprof.launch import rank as m; name = 'end_orphans'", True),
+        ("from hpcprof.launch import gpus as m; name = 'start'", True),
+        ("from hpcprof.launch import container as m; name = 'command'", True),
+        ("from hpcprof.launch.rank_messages import RankMessages as m; name = 'look'", True),
+        ("from hpcprof.launch.rank_messages import RankMessages as m; name = 'read'", True),
+        ("from hpcprof.launch import state_folder as m; name = 'last_words'", True),
+        ("from hpcprof.launch import nsys_rank as m; name = '_plan'", True),
+        ("from hpcprof.launch import rank_record as m; name = 'claim'", False),
+        ("import os as m; name = 'fork'", False),
+        ("from hpcprof.launch.rank_record import RankRecord as m; name = 'complete'", False),
+    ],
+)
+def test_no_error_of_ours_costs_the_training_or_its_code(
+    tmp_path: Path, run_dir: Path, broken: str, is_recorded: bool
+) -> None:
+    patch = f"{broken}; setattr(m, name, lambda *a, **k: (_ for _ in ()).throw({{}}('broken')))"
+    patch = patch.format("OSError" if "fork" in broken else "KeyError")
+    command = ["/bin/sh", "-c", f"echo started >> {tmp_path}/marks; sleep 0.2; exit 7"]
+    done = launching.launch(run_dir, command, env=launching.environ(tmp_path), patch=patch)
+
+    assert (done.returncode, launching.starts(tmp_path / "marks")) == (7, 1)
+    if is_recorded:
+        written = launching.manifest(run_dir)
+        assert written["exit_code"] == 7
+        assert "KeyError('broken')" in "; ".join([written["state_reason"], *written["warnings"]])
+    else:
+        assert "hpcprof launch: " in done.stderr
+
+
 def test_last_words_of_annotate_become_a_warning(tmp_path: Path, run_dir: Path) -> None:
     command = ["/bin/sh", "-c", 'echo "disk full at step 7" > $HPCPROF_STATE_FOLDER/annotate-error']
     launching.launch(run_dir, command, *NONE, env=launching.environ(tmp_path))
