@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import time
 from pathlib import Path
 from typing import Iterator, Mapping, NamedTuple, Sequence
@@ -19,12 +18,11 @@ from hpcprof.artifacts.paths import ArtifactPaths
 from hpcprof.errors import HpcprofError
 from hpcprof.launch import processes
 from hpcprof.launch.processes import say
+from hpcprof.launch.state_folder import StateName
 
 REASON = "before the time limit"
 _WAIT_SECONDS = 120.0  # a report of some hundred MB is imported meanwhile
 _POLL_SECONDS = 0.1
-# as state_folder names them: job, step, rank, process id of the launcher
-_STATE_RE = re.compile(r"\A(?P<job>[^.]+)\.(?P<step>[^.]+)\.(?P<rank>[0-9]+)\.(?P<pid>[0-9]+)\Z")
 
 _DESCRIPTION = """\
 End the recordings of this job on this node and write them; the training goes on. For the job
@@ -83,12 +81,9 @@ def find_ranks(job: str, scratch: Sequence[Path]) -> list[RankState]:
     folders.update(dict.fromkeys(_named_by_processes()))
     found = []
     for folder in folders:
-        match = _STATE_RE.match(folder.name)
-        if match is None or match["job"] != job:
-            continue
-        state = RankState(int(match["rank"]), int(match["pid"]), folder)
-        if _is_launcher(state.pid):
-            found.append(state)
+        name = StateName.from_text(folder.name)
+        if name is not None and name.job == job and _is_launcher(name.pid):
+            found.append(RankState(name.rank, name.pid, folder))
     return sorted(found)
 
 
@@ -108,7 +103,7 @@ def flush(
         for state in tuple(waiting):
             answer = rank_state.find(state.folder, rank_state.STOPPED)
             if answer is None and not _is_launcher(state.pid):
-                answer = "ok: it has ended meanwhile"
+                answer = _unanswered(state)
             if answer is not None:
                 waiting.remove(state)
                 yield state.rank, answer
@@ -117,6 +112,13 @@ def flush(
         time.sleep(_POLL_SECONDS)
     for state in waiting:
         yield state.rank, f"problem: no answer in {wait_seconds:g} s"
+
+
+def _unanswered(state: RankState) -> str:
+    """The answer for a launcher that has gone without one; a living one removes its folder."""
+    if state.folder.exists():
+        return "problem: its launcher was killed"
+    return "ok: it has ended meanwhile"
 
 
 def _subfolders(place: Path) -> list[Path]:
@@ -129,14 +131,7 @@ def _subfolders(place: Path) -> list[Path]:
 def _named_by_processes() -> Iterator[Path]:
     """State folders in the environment of our processes on this node."""
     prefix = f"{rank_env.STATE_FOLDER}=".encode()
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/environ", "rb") as stream:
-                entries = stream.read().split(b"\0")
-        except OSError:
-            continue  # gone, or another user's
+    for _, entries in processes.environments():
         for entry in entries:
             if entry.startswith(prefix):
                 yield Path(os.fsdecode(entry[len(prefix) :]))

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from typing import Iterable, Mapping, NamedTuple, NoReturn, Sequence
+from typing import Iterable, Iterator, Mapping, NamedTuple, NoReturn, Sequence
 
 from hpcprof.launch.signals import SignalInbox
 
@@ -136,18 +136,21 @@ def _stat_fields(pid: int) -> list[str]:
 
 def with_environment(entry: str) -> list[int]:
     """Our own processes that were started with ``NAME=value`` in their environment."""
-    wanted = entry.encode()
-    found = []
+    wanted = os.fsencode(entry)
+    return [pid for pid, entries in environments() if wanted in entries and pid != os.getpid()]
+
+
+def environments() -> Iterator[tuple[int, list[bytes]]]:
+    """Process id and ``NAME=value`` entries, as at the start, of all processes we may look at."""
     for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
+        if not name.isdigit():
             continue
         try:
             with open(f"/proc/{name}/environ", "rb") as stream:
-                if wanted in stream.read().split(b"\0"):
-                    found.append(int(name))
+                entries = stream.read().split(b"\0")
         except OSError:
             continue  # gone, or another user's
-    return found
+        yield int(name), entries
 
 
 def send(pid: int, signum: int) -> bool:
@@ -160,8 +163,9 @@ def send(pid: int, signum: int) -> bool:
 
 
 def end(pids: Iterable[int], *, grace_seconds: float) -> None:
-    """TERM, then KILL those that are still there after ``grace_seconds``. Returns when gone.
+    """TERM, then KILL those that are still there after ``grace_seconds``.
 
+    Does not wait for what KILL does: in a driver that hangs, for example, a process outlives it.
     The start time is compared before KILL, so that a reused id is never hit.
     """
     started = {pid: start_ticks(pid) for pid in pids}

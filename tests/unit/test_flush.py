@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -103,6 +104,21 @@ def test_a_launcher_that_does_not_answer_is_not_waited_for_for_ever(
 
     assert done.returncode == 0
     assert done.stderr == "hpcprof flush: rank 3: problem: no answer in 0.5 s\n"
+
+
+def test_a_launcher_that_is_killed_meanwhile_has_written_nothing(
+    tmp_path: Path,
+) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    ranks = [flush.RankState(rank, ended.pid, tmp_path / str(rank)) for rank in (1, 2)]
+    for rank in ranks:
+        rank.folder.mkdir()
+    answers = flush.flush(ranks, "before the time limit", 5.0)
+
+    assert next(answers) == (1, "problem: its launcher was killed")
+    shutil.rmtree(ranks[1].folder)  # as every launcher does at its end
+    assert list(answers) == [(2, "ok: it has ended meanwhile")]
 
 
 def test_what_a_killed_job_left_behind_is_no_rank(tmp_path: Path, job: str) -> None:
