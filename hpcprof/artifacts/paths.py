@@ -150,10 +150,10 @@ class ArtifactPaths:
 
 
 def run_folder_name(environ: dict[str, str], job_name: str) -> str:
-    """Folder name of a Slurm run: ``<job name>-<jobid>[-a<array task>][-r<restart count>]``.
+    """Folder name of a Slurm run: ``<job name>-<jobid>[-r<restart count>][-a<array task>]``.
 
-    ``environ`` must hold SLURM_JOB_ID. Used by tests and by launch; job scripts compute the same
-    name in bash so that it can be read there.
+    ``environ`` must hold SLURM_JOB_ID. Job scripts make the name in bash, where it can be read; a
+    test holds that to this.
     """
     job = environ.get("SLURM_ARRAY_JOB_ID") or environ["SLURM_JOB_ID"]
     name = f"{job_name}-{job}"

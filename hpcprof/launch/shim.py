@@ -1,7 +1,7 @@
 """Stands between nsys and the application: the program that nsys is told to profile.
 
-Run as ``python -I -S shim.py ATTEMPT TMPDIR DESCRIPTORS IGNORED -- COMMAND``; see ``Shim.argv``
-in nsys_start. Imports nothing of hpcprof. It
+Run as ``python -I -S shim.py ATTEMPT TMPDIR DESCRIPTORS IGNORED -- COMMAND``; see ``shim_argv``
+in attempt. Imports nothing of hpcprof. It
 
 1. takes the start token, so that the application can never be started twice;
 2. gives the application back what nsys changed: stdin, stdout and stderr, TMPDIR, signals;
