@@ -12,7 +12,8 @@ The message ``rank_state.HANG`` is one line of JSON: ``step`` (the last that end
 ``seconds`` without one, ``at`` with ``realtime_ns`` and ``monotonic_ns`` of now; it is an entry of
 the manifest's ``hangs``.
 
-Needs the interpreter: while a C function keeps the GIL, nothing is written.
+Needs the interpreter: while a C function keeps the GIL, nothing is written. faulthandler is one, so
+it dumps into a file of the node; the run folder, which may stall, is written without the GIL.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import time
 from hpcprof.annotate.notes import leave_message, leave_note, say
 from hpcprof.artifacts import node_time, rank_env, rank_state
 
+_DUMP = "stacks"  # in the state folder
 _MAX_DUMPS = 3  # each may be 100 KB, and a training may hang and recover for ever
 _MAX_INTERVAL_S = 1.0  # between two looks at the threads of a script without marked steps
 _LOOKED_AT_FRAMES = 40  # innermost ones of a thread
@@ -122,17 +124,37 @@ class Watchdog:
         utc = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(realtime_ns / 1e9))
         main = threading.main_thread().ident or 0
         header = f"=== {utc} pid {os.getpid()}: {happened}; the main thread is 0x{main:016x}\n"
-        descriptor = os.open(self._stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with open(descriptor, "wb", buffering=0) as stream:
-            stream.write(header.encode())
-            faulthandler.dump_traceback(stream, all_threads=True)
-            stream.write(b"\n")
+        self._append(header.encode(), _dump_on_node())
         leave_message(
             rank_state.HANG,
             f'{{"step": {step}, "seconds": {seconds:.1f}, '
             f'"at": {{"realtime_ns": {realtime_ns}, "monotonic_ns": {now_ns}}}}}\n',
         )
         say(f"{happened}; what every thread does is in {self._stacks}")
+
+    def _append(self, header: bytes, dump: bytes) -> None:
+        """Write both into the rank's folder; without a dump it is made there. Raises OSError."""
+        descriptor = os.open(self._stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with open(descriptor, "wb") as stream:
+            stream.write(header + dump)
+            if not dump:
+                stream.flush()
+                faulthandler.dump_traceback(stream, all_threads=True)
+            stream.write(b"\n")
+
+
+def _dump_on_node() -> bytes:
+    """The stacks by way of the state folder; empty when there is none, or it cannot be written."""
+    folder = os.environ.get(rank_env.STATE_FOLDER)
+    if not folder:
+        return b""
+    try:
+        with open(os.path.join(folder, _DUMP), "w+b") as stream:
+            faulthandler.dump_traceback(stream, all_threads=True)
+            stream.seek(0)
+            return stream.read()
+    except OSError:
+        return b""
 
 
 def _where_threads_are() -> int:

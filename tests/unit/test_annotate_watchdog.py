@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -62,6 +63,37 @@ sys.exit(7)
     since = hang["at"]["monotonic_ns"] - annotated.steps(tmp_path)[41].end_ns
     assert since >= 0.5e9
     assert stacks.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_run_folder_that_stalls_does_not_stop_the_training(tmp_path: Path) -> None:
+    """A pipe that nobody empties stands for a file system that hangs in the middle of a write."""
+    stacks = tmp_path / "stacks.txt"
+    os.mkfifo(stacks)
+    reader = os.open(stacks, os.O_RDONLY | os.O_NONBLOCK)
+    room = fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
+    code = """
+import signal
+signal.alarm(15)  # ends a training that stands still
+def far_down(depth):
+    if depth:
+        return far_down(depth - 1)
+    time.sleep(2)
+    with annotate.step():
+        pass
+far_down(150)
+print("trained")
+sys.exit(7)
+"""
+    done = annotated.run(
+        "annotate.is_active()\n" + code, tmp_path, tmp_path / "state", **watched(0.5)
+    )
+
+    assert (done.returncode, done.stdout) == (7, "trained\n")
+    assert list(annotated.steps(tmp_path)) == [0]
+    text = os.read(reader, 2 * room)
+    assert len(text) == room  # the watchdog was stopped by the full pipe
+    assert b" in far_down\n" in text
+    os.close(reader)
 
 
 def test_a_hang_before_the_first_step_says_so(tmp_path: Path) -> None:
