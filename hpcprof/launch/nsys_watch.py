@@ -25,6 +25,8 @@ _PATIENCE_SECONDS = 1.0
 _ORPHAN_POLL_SECONDS = 0.05
 # between a signal to the whole step and the shim's mark that it was among those who got it
 _WITNESS_SECONDS = 0.2
+# the same for nsys, which passes a signal on in some ms; one that hangs never does
+PASSED_ON_SECONDS = 2.0
 
 _TO_NSYS = (signal.SIGTERM, signal.SIGINT)
 # so many of them after the application's end mean that somebody does not want to wait
@@ -156,29 +158,41 @@ class Watch:
         """Deliver a signal to the application exactly once.
 
         TERM and INT go to nsys, which passes them on and writes the report while the application
-        cleans up. Only once: a second one ends nsys before the report is written. Slurm signals
+        cleans up. Only once: a second one ends nsys before the report is written. Where nsys does
+        not pass it on in time, the application gets it from us. Slurm signals
         every process of a step with some plug-ins and the first with others; the shim, which sits
         beside the application, tells which it was.
         """
-        attempt = self._running.attempt
-        deadline = time.monotonic() + _WITNESS_SECONDS
-        while time.monotonic() < deadline:
-            if attempt.take_witness(signum):
-                self._nsys_signalled |= signum in _TO_NSYS
-                return
-            time.sleep(0.01)
+        if self._is_witnessed(signum, _WITNESS_SECONDS):
+            if signum in _TO_NSYS and not self._nsys_signalled:
+                self._nsys_signalled = True
+                # nsys had it too, and passes its own on: that mark is not for the next signal
+                self._is_witnessed(signum, _WITNESS_SECONDS)
+            return
         if self._application is None and signum in _TO_NSYS and not self._nsys_signalled:
             self._nsys_signalled = True
             if self._nsys is None and processes.send(self._running.nsys_pid, signum):
-                attempt.take_witness(signum)
                 self._recording.interrupted(signum)
-                return
+                if self._is_witnessed(signum, PASSED_ON_SECONDS):
+                    return
         if self._application is not None:
             self._impatience += signum in _TO_NSYS
             if self._impatience >= _MAX_IMPATIENCE:
                 self._recording.give_up()
-        elif self._running.started is not None:
+        elif self._running.started is not None and self._running.attempt.fate() is None:
             processes.send(self._running.started.application_pid, signum)
+
+    def _is_witnessed(self, signum: int, seconds: float) -> bool:
+        """Wait for the shim's mark that the application has got the signal, at most ``seconds``."""
+        attempt = self._running.attempt
+        deadline = time.monotonic() + seconds
+        while not attempt.take_witness(signum):
+            if time.monotonic() > deadline:
+                return False
+            if attempt.fate() is not None:
+                return attempt.take_witness(signum)
+            time.sleep(0.01)
+        return True
 
     def _patient(self) -> bool:
         """False when nsys, alone after the application's end, has been ended by force.

@@ -176,6 +176,32 @@ def test_signals_pass_while_nsys_hangs_and_its_command_is_ended(tmp_path: Path) 
     assert training.manifest["state_reason"] == "nsys start did not end in 2 s and was ended"
 
 
+# passes the first TERM on to its process group, as nsys does, and no further one
+PASSES_ON = """"$@" & trap 'trap "" TERM; sleep 0.3; kill -TERM 0' TERM; wait; wait; exit 0"""
+PASSES_NOTHING_ON = 'trap "" TERM; "$@"; exit 0'
+
+
+@pytest.mark.parametrize("nsys", [PASSES_ON, PASSES_NOTHING_ON])
+def test_each_of_two_terms_reaches_the_training_once(tmp_path: Path, nsys: str) -> None:
+    got = tmp_path / "got"
+    shell = f'trap "echo got >> {got}" TERM; : > {tmp_path}/ready; {wait_for(f"{tmp_path}/end")}'
+    training = Training(tmp_path, shell)
+    training.behaviour = nsys
+    training.patch = "from hpcprof.launch import nsys_watch as w; w.PASSED_ON_SECONDS = 1.0"
+    argv, environ = training.prepare()
+    with subprocess.Popen(argv, env=environ) as launcher:
+        try:
+            launching.wait_until((tmp_path / "ready").exists)
+            for count in (1, 2):
+                launcher.terminate()
+                launching.wait_until(lambda count=count: launching.starts(got) == count)
+                time.sleep(1.5)  # longer than the launcher waits for nsys
+        finally:
+            (tmp_path / "end").touch()
+        assert launcher.wait(20) == 0
+    assert launching.starts(got) == 2
+
+
 def test_stop_ends_a_recording_of_the_whole_run_and_not_the_training(tmp_path: Path) -> None:
     shell = 'sleep 0.3; echo "before the time limit" > stop; ' + wait_for("stopped")
     training = Training(tmp_path, shell + f"cat stopped > {tmp_path}/answer; exit 7")
