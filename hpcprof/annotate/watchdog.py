@@ -5,8 +5,9 @@ for the launcher, a line on stderr. It ends nothing, because a long evaluation o
 the same as a hang.
 
 Where ``annotate`` marks steps, no step end for ``HANG_AFTER`` seconds is a hang. In a script that
-marks none, steps cannot be seen; there it is a hang when no Python thread has moved for so long,
-unless the main thread waits for a process that it started: the training may be that one.
+marks none, steps cannot be seen; there it is a hang when no Python thread has moved for so long and
+the main thread has not run at all (a loop is found at the same place again and again), unless the
+main thread waits for a process that it started: the training may be that one.
 
 The message ``rank_state.HANG`` is one line of JSON: ``step`` (the last that ended, -1 for none),
 ``seconds`` without one, ``at`` with ``realtime_ns`` and ``monotonic_ns`` of now; it is an entry of
@@ -158,9 +159,10 @@ def _dump_on_node() -> bytes:
 
 
 def _where_threads_are() -> int:
-    """A number that changes when any Python thread but this one is somewhere else."""
+    """A number that changes when another Python thread is elsewhere, or the main one has run."""
     own = threading.get_ident()
-    places = []
+    clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
+    places = [time.clock_gettime_ns(clock)]
     for ident, frame in sys._current_frames().items():
         if ident == own:
             continue

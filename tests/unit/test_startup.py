@@ -295,8 +295,17 @@ def test_a_script_that_waits_for_what_it_started_does_not_hang(job: Job, way: st
     assert not (job.rank / "stacks.txt").exists()
 
 
-def test_a_script_that_computes_without_steps_does_not_hang(job: Job) -> None:
-    code = "import tensorflow, time\nend = time.monotonic() + 2\nwhile time.monotonic() < end: pass"
+@pytest.mark.parametrize("works", ["pass", "train_on_batch()"])
+def test_a_script_that_works_without_steps_does_not_hang(job: Job, works: str) -> None:
+    """Whenever one looks, a loop may be at the same place: where it waits for the device."""
+    code = f"""
+import tensorflow, time
+def train_on_batch():
+    time.sleep(0.2)
+end = time.monotonic() + 2
+while time.monotonic() < end:
+    {works}
+"""
     done = python(["-c", code], job.environ(**{rank_env.HANG_AFTER: "0.5"}))
 
     assert (done.returncode, done.stderr) == (0, "")
