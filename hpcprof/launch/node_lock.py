@@ -23,8 +23,14 @@ _MAX_WAIT_SECONDS = 60.0
 class NodeLock:
     """Held from construction to ``release``; ``problem`` says why it is not held after all."""
 
-    def __init__(self, scratch: Path, pause: Callable[[float], None]) -> None:
-        """Wait for the lock, at most a minute. ``pause`` sleeps and may raise to give up.
+    def __init__(
+        self,
+        scratch: Path,
+        pause: Callable[[float], None],
+        *,
+        limit_seconds: float = _MAX_WAIT_SECONDS,
+    ) -> None:
+        """Wait for the lock. ``pause`` sleeps and may raise to give up.
 
         Falls back to a lock in ``scratch``, which excludes only the user's own starts.
         """
@@ -38,11 +44,11 @@ class NodeLock:
             except OSError as error:
                 self.problem = f"no lock for the start of nsys: {error}"
                 return
-        deadline = time.monotonic() + _MAX_WAIT_SECONDS
+        deadline = time.monotonic() + limit_seconds
         while not _try_lock(descriptor):
             if time.monotonic() > deadline:
                 os.close(descriptor)
-                self.problem = f"the start lock was not free for {_MAX_WAIT_SECONDS:.0f} s"
+                self.problem = f"the start lock was not free for {limit_seconds:.0f} s"
                 return
             try:
                 pause(_POLL_SECONDS)

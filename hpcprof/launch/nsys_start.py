@@ -13,6 +13,7 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 
 from hpcprof.launch import processes
 from hpcprof.launch.attempt import MARK_VARIABLE, Attempt, Started, shim_argv
+from hpcprof.launch.hang_note import HangNote
 from hpcprof.launch.node_lock import NodeLock
 from hpcprof.launch.nsys_command import Commands
 from hpcprof.launch.processes import Fate, Program
@@ -21,6 +22,8 @@ from hpcprof.launch.window import Window
 
 # measured: 0.4 s per start, 5.6 s for the eighth of eight; counted from holding the lock
 WATCHDOG_SECONDS = 15.0
+# of one rank: both attempts and the wait for the lock; the other ranks wait for this one
+START_SECONDS = 40.0
 _ATTEMPTS = 2
 _POLL_SECONDS = 0.02
 # from taking the token to the application's process id: one posix_spawn
@@ -73,60 +76,92 @@ class StartInterruptedError(Exception):
 
 
 def start(plan: Plan, inbox: SignalInbox) -> tuple[Running | None, list[str]]:
-    """Start the application under nsys, in at most two attempts.
+    """Start the application under nsys, in at most two attempts and ``START_SECONDS`` together.
 
     Returns the running pair, or None when the application has certainly not been started, and
     what went wrong, in words. Raises StartInterruptedError.
     """
-    problems: list[str] = []
-    deferred: list[int] = []
-    for number in range(1, _ATTEMPTS + 1):
+    return _Start(plan, inbox).run()
+
+
+class _Start:
+    """The attempts of one rank."""
+
+    def __init__(self, plan: Plan, inbox: SignalInbox) -> None:
+        self._plan = plan
+        self._inbox = inbox
+        self._hang_note = HangNote(plan.scratch)
+        self._deadline = time.monotonic() + START_SECONDS
+        self._problems: list[str] = []
+        self._deferred: list[int] = []
+        self._pause = _pause(inbox, self._deferred)
+
+    def run(self) -> tuple[Running | None, list[str]]:
+        """Both attempts, as ``start`` says."""
+        for number in range(1, _ATTEMPTS + 1):
+            try:
+                running = self._attempt_locked(number)
+            except OSError as error:
+                self._problems.append(f"nsys start {number}: {error}")
+                continue
+            if running is not None:
+                self._hang_note.remove()
+                return running, self._problems
+        return None, self._problems
+
+    def _attempt_locked(self, number: int) -> Running | None:
+        if self._is_hopeless(number):
+            return None
+        left = self._deadline - time.monotonic()
+        lock = NodeLock(self._plan.scratch, self._pause, limit_seconds=left)
+        if lock.problem:
+            self._problems.append(lock.problem)
+        try:
+            # others have had the lock meanwhile, and perhaps all of our time
+            if self._is_hopeless(number):
+                return None
+            return self._attempt(number)
+        finally:
+            lock.release()
+
+    def _is_hopeless(self, number: int) -> bool:
+        """Whether no attempt is made; the problem has been noted then."""
+        why = self._hang_note.found()
+        if why is None and time.monotonic() >= self._deadline:
+            why = f"the {START_SECONDS:.0f} s for the start of nsys were over"
+        if why is None:
+            return False
+        text = f"nsys start: {why}"
+        if text not in self._problems:
+            self._problems.append(text)
+        self._deadline = 0.0  # the second attempt would be the same
+        return True
+
+    def _attempt(self, number: int) -> Running | None:
+        plan = self._plan
         # a session of the same name, left by a killed job, blocks the name on the whole node
         name = plan.session if number == 1 else f"{plan.session}-{number}"
+        attempt = Attempt(plan.state / f"attempt-{number}")
+        began = time.monotonic()
+        pid, argv = _spawn(plan, attempt, name, self._inbox)
+        limit = min(WATCHDOG_SECONDS, self._deadline - began)
         try:
-            running = _attempt(plan, number, name, inbox, deferred, problems)
-        except OSError as error:
-            problems.append(f"nsys start {number}: {error}")
-            continue
-        if running is not None:
-            return running, problems
-    return None, problems
-
-
-def _attempt(
-    plan: Plan,
-    number: int,
-    session_name: str,
-    inbox: SignalInbox,
-    deferred: list[int],
-    problems: list[str],
-) -> Running | None:
-    attempt = Attempt(plan.state / f"attempt-{number}")
-    pause = _pause(inbox, deferred)
-    lock = NodeLock(plan.scratch, pause)
-    if lock.problem:
-        problems.append(lock.problem)
-    began = time.monotonic()
-    try:
-        pid, argv = _spawn(plan, attempt, session_name, inbox)
-        try:
-            why = _wait_for_start(attempt, pid, began, pause)
+            why = _wait_for_start(attempt, pid, began + limit, self._pause)
         except StartInterruptedError as interruption:
             if attempt.revoke():
                 _end_all(attempt, pid)
                 raise
-            deferred.append(interruption.signum)
+            self._deferred.append(interruption.signum)
             why = None
-    finally:
-        lock.release()
-    if why is not None and attempt.revoke():
-        _end_all(attempt, pid)
-        problems.append(f"nsys start {number}: {why}{_log_tail(plan.log)}")
-        return None
-    started = _wait_for_mark(attempt)
-    return Running(
-        attempt, pid, started, argv, session_name, time.monotonic() - began, tuple(deferred)
-    )
+        if why is not None and attempt.revoke():
+            if time.monotonic() >= began + limit:
+                self._hang_note.leave()
+            _end_all(attempt, pid)
+            self._problems.append(f"nsys start {number}: {why}{_log_tail(plan.log)}")
+            return None
+        started = _wait_for_mark(attempt)
+        seconds = time.monotonic() - began
+        return Running(attempt, pid, started, argv, name, seconds, tuple(self._deferred))
 
 
 def _pause(inbox: SignalInbox, deferred: list[int]) -> Callable[[float], None]:
@@ -192,15 +227,17 @@ def _open_log(path: Path) -> int:
 
 
 def _wait_for_start(
-    attempt: Attempt, pid: int, began: float, pause: Callable[[float], None]
+    attempt: Attempt, pid: int, deadline: float, pause: Callable[[float], None]
 ) -> str | None:
     """None when the application has been started, else why not."""
+    began = time.monotonic()
     while attempt.started() is None:
         fate = processes.reap(pid)
         if fate is not None:
             return f"nsys ended with code {fate.code} before it started the application"
-        if time.monotonic() - began > WATCHDOG_SECONDS:
-            return f"nsys did not start the application in {WATCHDOG_SECONDS:.0f} s"
+        now = time.monotonic()
+        if now > deadline:
+            return f"nsys did not start the application in {now - began:.0f} s"
         pause(_POLL_SECONDS)
     return None
 

@@ -339,6 +339,42 @@ def test_an_nsys_that_never_starts_costs_the_recording_only(
     assert processes_of(tmp_path) == []
 
 
+def test_where_nsys_hangs_only_one_rank_of_a_node_waits_for_it(tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    program = launching.fake_nsys(tmp_path / "fake", "exec sleep 1000")
+    launching.write_run_json(tmp_path / "run", nsys_path=str(program))
+    patch = "from hpcprof.launch import nsys_start as s, node_lock as n; from pathlib import Path; "
+    patch += f"s.WATCHDOG_SECONDS = 1.0; n.NODE_LOCK = Path('{tmp_path}/lock')"
+    command = launching.counting(marks, 5)
+    argv = launching.argv(tmp_path / "run", command, "--profiler", "nsys", patch=patch)
+    launchers = [
+        subprocess.Popen(
+            argv,
+            env=launching.environ(tmp_path, SLURM_PROCID=str(rank)),
+            stderr=subprocess.DEVNULL,
+        )
+        for rank in range(4)
+    ]
+    assert [launcher.wait(60) for launcher in launchers] == [5] * 4
+    assert launching.starts(marks) == 4
+    tried = launching.calls(tmp_path / "fake")
+    assert len(tried) == 2  # both attempts of the first
+    said = [launching.manifest(tmp_path / "run", rank)["warnings"] for rank in range(4)]
+    assert sum("none was tried" in str(warnings) for warnings in said) == 3
+    assert (tmp_path / f"hpcprof-{os.getuid()}/nsys-hangs").exists()
+
+
+def test_a_node_on_which_nsys_starts_again_is_forgiven(tmp_path: Path) -> None:
+    note = tmp_path / f"hpcprof-{os.getuid()}/nsys-hangs"
+    note.parent.mkdir(mode=0o700)
+    note.touch()
+    os.utime(note, (time.time() - 301,) * 2)
+    start(tmp_path, GOOD, ["true"])
+
+    assert launching.manifest(tmp_path / "run")["state"] == "OK"
+    assert not note.exists()
+
+
 def test_a_start_that_fails_once_is_tried_again(tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     flaky = f'if [ ! -e {tmp_path}/tried ]; then : > {tmp_path}/tried; exit 1; fi; "$@"; '
