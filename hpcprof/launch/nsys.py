@@ -20,6 +20,8 @@ _OPTION_RE = re.compile(r"^\s*(?:-(\w), )?--([a-z][a-z0-9-]*)", re.MULTILINE)
 _TRACE_RE = re.compile(r"^\s*-t, --trace=.*?(?=^\s*(?:-\w, )?--[a-z])", re.MULTILINE | re.DOTALL)
 _QUOTED_RE = re.compile(r"'([a-z0-9-]+)'")
 
+DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvidia0")
+
 
 class NsysBuild(NamedTuple):
     """One installed nsys: its trace kinds, and the options of ``nsys profile``.
@@ -166,7 +168,16 @@ def trace_kinds(
 
 def node_has_gpu(environ: Mapping[str, str]) -> bool:
     """True when an NVIDIA device file or nvidia-smi is there (containers may hide either)."""
-    if os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/nvidia0"):
+    if any(map(os.path.exists, DEVICE_FILES)):
         return True
     folders = environ.get("PATH", os.defpath).split(os.pathsep)
     return any(os.path.exists(os.path.join(folder, "nvidia-smi")) for folder in folders if folder)
+
+
+def has_usable_gpu(environ: Mapping[str, str]) -> bool:
+    """True when CUDA can be called: a device file is there and no GPU is hidden on purpose.
+
+    Slurm sets NoDevFiles for a task without GPUs.
+    """
+    hidden = environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles")
+    return not hidden and any(map(os.path.exists, DEVICE_FILES))

@@ -178,8 +178,9 @@ def _window(scene: Scene, traces: Sequence[str]) -> window.Window | None:
     except ValueError as error:
         warnings.append(f"profile_steps: {error}; the whole run is recorded")
         return None
-    # nsys listens to cuProfilerStart only where it traces cuda
-    return window.Window(steps, window.CUDA if "cuda" in traces else window.HOST)
+    # nsys listens to cuProfilerStart only where it traces cuda, and the call needs a GPU
+    by_cuda = "cuda" in traces and nsys.has_usable_gpu(scene.request.environ)
+    return window.Window(steps, window.CUDA if by_cuda else window.HOST)
 
 
 def session_name(identity: RankEnv) -> str:
