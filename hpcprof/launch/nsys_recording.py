@@ -5,10 +5,12 @@ Called once a turn by nsys_watch; never waits. What it does goes into the manife
 
 from __future__ import annotations
 
+import math
+import time
 from pathlib import Path
 
 from hpcprof.artifacts import node_time, rank_state
-from hpcprof.launch import nsys_files
+from hpcprof.launch import marked_steps, nsys_files
 from hpcprof.launch.early_end import EarlyEnd
 from hpcprof.launch.nsys_control import STARTS, STOPS, Command, Work
 from hpcprof.launch.nsys_start import Plan, Running
@@ -34,6 +36,10 @@ _ACTIVE_SECONDS = 0.05
 # in mode cuda the training tells nsys itself, and a look lists what the agent has open
 _CUDA_SECONDS = 0.25
 _QUIET_SECONDS = 1.0
+# nsys's agent is there before the training; one that has not been found by now is of another nsys
+_AGENT_SECONDS = 5.0
+_AGENT_LOOK_SECONDS = 1.0
+_NO_AGENT = "nsys's agent was not found, so what nsys does is known from the training only"
 
 
 class Recording:
@@ -63,7 +69,9 @@ class Recording:
         self._messages = messages
         self._inbox = inbox
         self._early = EarlyEnd(messages, plan.scratch, record.paths.root)
-        self._agent = nsys_files.find_agent(running.attempt.mark)
+        self._agent: int | None = None
+        self._agent_at = 0.0  # when to look for it again
+        self._agent_due = time.monotonic() + _AGENT_SECONDS
         self._work: Work | None = None
         self._started_ns = 0  # the end of nsys start
         self._seen_ns = 0  # when the recording was last seen to go on
@@ -140,11 +148,16 @@ class Recording:
         if window is None or self._record.profiler["window"]["opened_ns"] is not None:
             return None
         first = window.steps.first
+        failure = rank_state.find(self._messages.state, rank_state.WINDOW_FAILED)
+        if failure is not None and failure.strip():
+            return failure.strip()
+        spans = self._record.paths.spans(self._record.identity.rank)
+        if marked_steps.reaches(spans, first):
+            return f"no step of {window.steps} was recorded"
         if self.stopped:
             return f"{self.stopped}, before step {first}, the first to record"
         why = f"the training ended before step {first}, the first to record"
-        marked = self._record.paths.spans(self._record.identity.rank).exists()
-        return why if marked else f"{why}; it marked no step"
+        return why if spans.exists() else f"{why}; it marked no step"
 
     def _follow_training(self) -> None:
         if self._mode == HOST and self.phase == WAITING:
@@ -159,8 +172,27 @@ class Recording:
                 if closed_ns < self._started_ns:
                     self._record.warnings.append(_TOO_SHORT)
                 self._note_window(closed_ns=closed_ns)
+        elif self._mode == CUDA:
+            self._believe_training()
         if self.phase == RECORDING or self._mode == CUDA:
             self._follow_stream()
+
+    def _believe_training(self) -> None:
+        """It has told nsys itself; an agent that we do not find has nothing to show."""
+        if self.phase == WAITING:
+            opened_ns = self._said(rank_state.OPEN_WINDOW)
+            if opened_ns:
+                self._note_window(opened_ns=opened_ns)
+                self._begin_recording()
+        if self.phase == RECORDING:
+            closed_ns = self._said(rank_state.CLOSE_WINDOW)
+            if closed_ns:
+                self._range_ended(closed_ns)
+
+    def _range_ended(self, since_ns: int) -> None:
+        self._note_window(closed_ns=since_ns)
+        self.phase = STOPPING
+        self._work = Work(STOPS, since_ns, None, self._writing())
 
     def _said(self, message: str) -> int:
         """When the training left the message, CLOCK_MONOTONIC ns; 0 when it has not yet."""
@@ -179,6 +211,9 @@ class Recording:
         """
         if self.stream is not None and self._mode != CUDA:
             return
+        if self.phase not in (WAITING, RECORDING):
+            return
+        self._look_for_agent()
         found = nsys_files.open_stream(self._agent)
         now = node_time.monotonic_ns()
         if found is not None:
@@ -186,10 +221,18 @@ class Recording:
                 self._note_window(opened_ns=now)
                 self._begin_recording()
             self.stream, self._seen_ns = found, now
-        elif self._mode == CUDA and self.phase == RECORDING:
-            self._note_window(closed_ns=self._seen_ns)
-            self.phase = STOPPING
-            self._work = Work(STOPS, self._seen_ns, None, self._writing())
+        elif self._mode == CUDA and self.phase == RECORDING and self.stream is not None:
+            self._range_ended(self._seen_ns)
+
+    def _look_for_agent(self) -> None:
+        now = time.monotonic()
+        if self._agent is not None or now < self._agent_at:
+            return
+        self._agent_at = now + _AGENT_LOOK_SECONDS
+        self._agent = nsys_files.find_agent(self._running.attempt.mark)
+        if self._agent is None and self._mode == CUDA and now > self._agent_due:
+            self._agent_due = math.inf
+            self._record.warnings.append(_NO_AGENT)
 
     def _stop_when_wanted(self) -> None:
         reason = self._early.asked()
@@ -261,6 +304,8 @@ class Recording:
         """The answer to STOP."""
         if self.problem is not None:
             return f"problem: {self.problem}"
+        if self._mode == CUDA and self.phase == WAITING and self._agent is None:
+            return f"problem: not known whether it records: {_NO_AGENT}"
         paths, rank = self._record.paths, self._record.identity.rank
         size = nsys_files.size(paths.nsys_report(rank)) or nsys_files.size(paths.nsys_stream(rank))
         return f"ok: the recording is written, {size} bytes" if size else "ok: nothing was recorded"

@@ -36,6 +36,13 @@ def wait_for(path: str) -> str:
     return f"while [ ! -e {path} ]; do sleep 0.05; done; "
 
 
+def with_gpu(tmp_path: Path) -> str:
+    """Python for ``Training.patch``: this node seems to have a GPU."""
+    device = tmp_path / "nvidiactl"
+    device.touch()
+    return f"from hpcprof.launch import nsys as n; n.DEVICE_FILES = ('{device}',)"
+
+
 class Training:
     """Runs shell text as the training of one rank under the fake nsys."""
 
@@ -337,10 +344,9 @@ def test_without_a_window_the_whole_run_is_recorded(
 
 
 def test_where_cuda_is_traced_the_training_switches_nsys_itself(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/nvidia-smi").touch()
     training = Training(tmp_path, 'echo "$HPCPROF_WINDOW"', profile_steps="20-59")
-    done = training.run(PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    training.patch = with_gpu(tmp_path)
+    done = training.run()
 
     assert done.stdout == "20-59,cuda\n"
     (call,) = launching.calls(tmp_path / "fake")
@@ -349,13 +355,65 @@ def test_where_cuda_is_traced_the_training_switches_nsys_itself(tmp_path: Path) 
     assert training.manifest["state"] == "EMPTY"
 
 
+@pytest.mark.parametrize("hidden", ["", "-1", "NoDevFiles"])
+def test_without_a_usable_gpu_the_launcher_switches_nsys(tmp_path: Path, hidden: str) -> None:
+    training = Training(tmp_path, 'echo "$HPCPROF_WINDOW"', profile_steps="20-59")
+    training.patch = with_gpu(tmp_path)
+
+    assert training.run(CUDA_VISIBLE_DEVICES=hidden).stdout == "20-59,host\n"
+
+
+def test_what_kept_the_window_from_opening_is_said(tmp_path: Path) -> None:
+    why = "cuProfilerStart returned 3"
+    training = Training(tmp_path, f"echo '{why}' > window-failed", profile_steps="20-59")
+    training.patch = with_gpu(tmp_path)
+    training.run()
+
+    assert (training.manifest["state"], training.manifest["state_reason"]) == ("EMPTY", why)
+
+
+def test_a_training_that_went_beyond_its_window_is_not_said_to_have_ended_before(
+    tmp_path: Path,
+) -> None:
+    spans = tmp_path / "spans.bin"
+    content = SpanFile().step(1, 2, 0).step(2, 3, 60).content
+    spans.write_bytes(content)
+    shell = f"cp {spans} $HPCPROF_RANK_FOLDER/spans.bin"
+    training = Training(tmp_path, shell, profile_steps="20-59")
+    training.patch = with_gpu(tmp_path)
+    training.run()
+
+    assert training.manifest["state_reason"] == "no step of 20-59 was recorded"
+
+
+def test_with_an_unknown_agent_nobody_says_that_nothing_was_recorded(tmp_path: Path) -> None:
+    shell = 'echo "before the time limit" > stop; ' + wait_for("stopped")
+    training = Training(
+        tmp_path, shell + f"cat stopped > {tmp_path}/answer; exit 7", profile_steps="20-59"
+    )
+    training.patch = with_gpu(tmp_path)
+
+    assert training.run().returncode == 7
+    answer = (tmp_path / "answer").read_text()
+    assert answer.startswith("problem: not known whether it records")
+
+
+def test_the_training_is_believed_where_the_agent_is_unknown(tmp_path: Path) -> None:
+    shell = leave("window-open") + "sleep 0.6; echo 'before the time limit' > stop; "
+    shell += wait_for("stopped") + f"cat stopped > {tmp_path}/answer; exit 7"
+    training = Training(tmp_path, shell, profile_steps="20-59")
+    training.behaviour, training.patch = '"$@"', with_gpu(tmp_path)
+
+    assert training.run().returncode == 7
+    assert (tmp_path / "answer").read_text() == "ok: the recording is written, 7 bytes"
+    assert launching.calls(tmp_path / "fake")[1:] == ["stop --session=hpcprof-77-1-3"]
+
+
 @pytest.mark.parametrize("says", ["", "print('Generated:\\n    ' + sys.argv[1], flush=True)\n"])
 def test_the_recording_of_cuda_is_followed_by_the_file_that_the_agent_has_open(
     tmp_path: Path, says: str
 ) -> None:
     """The agent opens it at cuProfilerStart, closes it at cuProfilerStop, and then imports it."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/nvidia-smi").touch()
     agent = tmp_path / "agent.py"
     agent.write_text(
         "import os, sys, time\n"
@@ -373,7 +431,8 @@ def test_the_recording_of_cuda_is_followed_by_the_file_that_the_agent_has_open(
     training = Training(tmp_path, shell, profile_steps="20-59")
     python = f"{sys.executable} -S {agent} $report --start-agent"
     training.behaviour = f'{python} & "$@"; code=$?; kill $!; exit $code'
-    argv, environ = training.prepare(PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    training.patch = with_gpu(tmp_path)
+    argv, environ = training.prepare()
     with subprocess.Popen(argv, env=environ) as launcher:
         launching.wait_until(lambda: (tmp_path / "fake/report").exists())
         time.sleep(0.5)
