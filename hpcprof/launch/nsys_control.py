@@ -20,6 +20,8 @@ STOPS = "nsys stops and writes its report"
 _SETTLING_NS = 100_000_000
 
 _KILL_AFTER_SECONDS = 2.0
+_TICKS_SECONDS = 1.0
+_IDLE_TICKS_PER_SECOND = 2  # an idle nsys with its agent stays below
 
 
 class Command:
@@ -37,23 +39,43 @@ class Command:
         """Start it. Past ``limit_seconds`` it is ended. Raises OSError when fork fails."""
         self.problem: str | None = None
         self._name = " ".join(argv[:2]).rpartition("/")[2]
-        self._limit = limit_seconds
-        self._deadline = time.monotonic() + limit_seconds
+        self._began = time.monotonic()
+        self._limit_at = self._deadline = self._began + limit_seconds
         self._signals = [signal.SIGTERM, signal.SIGKILL]
+        self._mark = attempt.mark
+        self._ticks = 0
+        self._ticks_at = 0.0
         self._pid = spawn_nsys(plan, attempt, argv, inbox)
 
     def has_ended(self) -> bool:
-        """Look once; does not wait."""
+        """Look once; does not wait. True also when it is stuck in the kernel and cannot end."""
         fate = processes.reap(self._pid)
         if fate is not None:
             if fate.code and self.problem is None:
                 self.problem = f"{self._name} ended with code {fate.code}"
             return True
-        if time.monotonic() > self._deadline and self._signals:
-            self.problem = f"{self._name} did not end in {self._limit:.0f} s and was ended"
+        if time.monotonic() > self._deadline:
+            if not self._signals:
+                return True
+            if self.problem is None:
+                seconds = time.monotonic() - self._began
+                self.problem = f"{self._name} did not end in {seconds:.0f} s and was ended"
             processes.send(self._pid, self._signals.pop(0))
             self._deadline = time.monotonic() + _KILL_AFTER_SECONDS
         return False
+
+    def expect_work(self, idle_seconds: float) -> None:
+        """From now on it is ended, too, when nsys does nothing for ``idle_seconds``."""
+        now = time.monotonic()
+        if now - self._ticks_at < _TICKS_SECONDS or len(self._signals) < 2:
+            return
+        pids = processes.with_environment(self._mark)
+        ticks = sum(processes.cpu_ticks(pid) for pid in pids)
+        if ticks - self._ticks > _IDLE_TICKS_PER_SECOND * (now - self._ticks_at):
+            self._deadline = self._limit_at
+        else:
+            self._deadline = min(self._deadline, now + idle_seconds)
+        self._ticks, self._ticks_at = ticks, now
 
     def give_up(self) -> None:
         """End it at the next looks."""
@@ -89,6 +111,11 @@ class Work:
         else:
             self._until_ns = node_time.monotonic_ns()
         return True
+
+    def expect_work(self, idle_seconds: float) -> None:
+        """Do not wait longer than that for a command that does nothing."""
+        if self._command is not None:
+            self._command.expect_work(idle_seconds)
 
     def busy(self) -> list[object]:
         """Entry of the manifest's ``profiler_busy``, once it has ended."""

@@ -26,6 +26,11 @@ WAITING, STARTING, RECORDING, STOPPING, OVER = range(5)
 # `nsys start` takes 0.15 to 0.25 s, `nsys stop` as long as it writes its report
 START_SECONDS = 30.0
 STOP_SECONDS = 600.0
+# after the training's end the job waits for it: no longer than this while it does nothing
+IDLE_STOP_SECONDS = 60.0
+# nsys records on after a stop that failed
+RETRY_SECONDS = 30.0
+_MAX_STOPS = 3
 
 _TOO_SHORT = "the steps to record were over before nsys had started; name more of them"
 
@@ -73,6 +78,9 @@ class Recording:
         self._agent_at = 0.0  # when to look for it again
         self._agent_due = time.monotonic() + _AGENT_SECONDS
         self._work: Work | None = None
+        self._stops_left = _MAX_STOPS
+        self._retry_at: float | None = None  # the next stop after one that failed
+        self._retry_why: str | None = None  # what ``stopped`` was then
         self._started_ns = 0  # the end of nsys start
         self._seen_ns = 0  # when the recording was last seen to go on
         self._busy: list[list[object]] = []
@@ -111,8 +119,12 @@ class Recording:
         """Take notice of what has come, and go on to the next phase where it is time."""
         self._messages.look()
         if self._work is not None:
+            if application_ended:
+                self._work.expect_work(IDLE_STOP_SECONDS)
             if self._work.has_ended(nsys_ended=nsys_ended):
                 self._end_work(self._work)
+        elif self._retry_at is not None and not application_ended:
+            self._retry_stop(self._retry_at)
         elif application_ended:
             # nsys ends its recording by itself then, and writes it (tried with 2022.4)
             self.phase = OVER
@@ -129,7 +141,7 @@ class Recording:
         """
         if self._mode is None or self.phase not in (WAITING, RECORDING):
             return
-        self.stopped = f"stopped by signal {signum}"
+        self.stopped, self._retry_at = f"stopped by signal {signum}", None
         if self.phase == RECORDING:
             self.phase = STOPPING
             self._work = Work(STOPS, node_time.monotonic_ns(), None, self._writing())
@@ -255,6 +267,7 @@ class Recording:
         self._work = self._run(argv, START_SECONDS, STARTS, since_ns)
 
     def _stop(self, since_ns: int) -> None:
+        self._stops_left -= 1
         self.phase = STOPPING
         argv = self._plan.commands.stop_argv(self._running.session)
         self._work = self._run(argv, STOP_SECONDS, STOPS, since_ns)
@@ -274,14 +287,29 @@ class Recording:
         self._busy.append(work.busy())
         self._record.update(profiler_busy=self._busy)
         if work.problem is not None:
-            if self.phase == STOPPING:
-                self.stopped = None  # it goes on recording, for all we know
+            is_stop = self.phase == STOPPING
             self._fail(work.problem)
+            if is_stop:
+                self._plan_retry()
         elif self.phase == STARTING:
             self._started_ns = node_time.monotonic_ns()
             self._begin_recording()
         else:
+            self.problem = None  # of an earlier stop
             self.phase = OVER
+
+    def _plan_retry(self) -> None:
+        """A stop has failed: nsys goes on recording, for all we know."""
+        self._retry_why, self.stopped = self.stopped, None
+        if self._stops_left:
+            self.phase = RECORDING
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+
+    def _retry_stop(self, at: float) -> None:
+        if time.monotonic() < at:
+            return
+        self._retry_at, self.stopped = None, self._retry_why
+        self._stop(node_time.monotonic_ns())
 
     def _begin_recording(self) -> None:
         self.phase = RECORDING
@@ -291,8 +319,9 @@ class Recording:
         return Writing(self._record.paths, self._record.identity.rank, self._running)
 
     def _fail(self, problem: str) -> None:
+        if problem != self.problem:
+            self._record.warnings.append(problem)
         self.problem = problem
-        self._record.warnings.append(problem)
         self._record.update()
         self.phase = OVER
 

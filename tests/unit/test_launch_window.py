@@ -10,12 +10,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from hpcprof.artifacts.paths import ArtifactPaths
-from hpcprof.launch import disk_guard, hang_watch
+from hpcprof.launch import disk_guard, hang_watch, nsys_control
+from hpcprof.launch.attempt import Attempt
 from tests.unit import launching
 from tests.unit.span_writer import SpanFile
 
@@ -247,13 +248,59 @@ def test_a_stop_that_fails_is_answered_so_and_the_rest_is_recorded(tmp_path: Pat
     shell = 'echo "before the time limit" > stop; ' + wait_for("stopped")
     training = Training(tmp_path, shell + f"cat stopped > {tmp_path}/answer; exit 7")
     training.behaviour, training.stop = PROFILE, "exit 2"
+    training.patch = "from hpcprof.launch import nsys_recording as r; r.RETRY_SECONDS = 0.2"
 
     assert training.run().returncode == 7
+    assert launching.calls(tmp_path / "fake")[1:] == ["stop --session=hpcprof-77-1-3"] * 3
     assert (tmp_path / "answer").read_text() == "problem: nsys stop ended with code 2"
     assert (training.manifest["state"], training.manifest["state_reason"]) == (
         "OK",
         "nsys report, 4 bytes",
     )
+
+
+def test_a_stop_that_fails_once_is_tried_again(tmp_path: Path) -> None:
+    shell = leave("window-open") + wait_for(f"{tmp_path}/fake/begun") + leave("window-close")
+    shell += wait_for(f"{tmp_path}/run/ranks/00003/rank.nsys-rep") + "sleep 1; exit 7"
+    training = Training(tmp_path, shell, profile_steps="20-59")
+    training.start = ": > $here/begun"
+    training.stop = f"[ -e $here/tried ] || {{ : > $here/tried; exit 2; }}; {launching.WRITES}"
+    training.patch = "from hpcprof.launch import nsys_recording as r; r.RETRY_SECONDS = 0.2"
+
+    assert training.run().returncode == 7
+    assert len(launching.calls(tmp_path / "fake")) == 4  # launch, start, stop, stop
+    written = training.manifest
+    assert (written["state"], written["warnings"]) == ("OK", ["nsys stop ended with code 2"])
+
+
+def test_a_stop_that_hangs_keeps_the_job_a_short_time_after_its_training(tmp_path: Path) -> None:
+    shell = leave("window-open") + wait_for(f"{tmp_path}/fake/begun") + leave("window-close")
+    training = Training(
+        tmp_path, shell + wait_for(f"{tmp_path}/fake/hangs") + "exit 7", profile_steps="20-59"
+    )
+    training.start, training.stop = ": > $here/begun", ": > $here/hangs; exec sleep 1000"
+    training.patch = "from hpcprof.launch import nsys_recording as r; r.IDLE_STOP_SECONDS = 1.5"
+
+    assert training.run().returncode == 7
+    assert training.manifest["state"] == "LOST"
+    (warning,) = training.manifest["warnings"]
+    assert re.fullmatch(r"nsys stop did not end in \d+ s and was ended", warning)
+
+
+def test_a_command_that_nothing_can_end_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that waits in the kernel for a file system."""
+    monkeypatch.setattr(nsys_control, "spawn_nsys", lambda *_: os.getpid())
+    monkeypatch.setattr(nsys_control.processes, "reap", lambda _: None)
+    monkeypatch.setattr(nsys_control.processes, "send", lambda *_: True)
+    monkeypatch.setattr(nsys_control, "_KILL_AFTER_SECONDS", 0.0)
+    attempt = Attempt(tmp_path / "attempt")
+    plan, inbox = cast(Any, None), cast(Any, None)
+    command = nsys_control.Command(plan, attempt, ["/n/nsys", "stop"], inbox, limit_seconds=0.0)
+
+    assert [command.has_ended() for _ in range(3)] == [False, False, True]
+    assert command.problem == "nsys stop did not end in 0 s and was ended"
 
 
 def test_a_hang_ends_the_recording_and_is_on_record(tmp_path: Path) -> None:
