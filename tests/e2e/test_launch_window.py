@@ -152,6 +152,35 @@ def test_the_window_holds_its_steps_and_no_other(
     assert written["nvtx_version"]
 
 
+def test_the_ranks_of_a_node_start_their_recordings_at_the_same_step(
+    tools: tuple[Path, Path], scratch: Path, tmp_path: Path
+) -> None:
+    """As after a collective: no rank waits for another, and nsys has one table for all of them."""
+    go, end = tmp_path / "go", tmp_path / "end"
+    actions = (f"wait:{go}@2", f"wait:{end}@90")
+    ranks = [
+        Training(tools, scratch, tmp_path, 91, 0.05, *actions, rank=rank, profile_steps="2-80")
+        for rank in range(4)
+    ]
+    for training in ranks:
+        spans = training.paths.spans(training.rank)
+        launching.wait_until(spans.exists, seconds=60)
+        launching.wait_until(lambda path=spans: len(list(own_steps(path))) == 2)
+    go.touch()
+    for training in ranks:
+        launching.wait_until(lambda t=training: len(t.manifest["profiler_busy"]) == 2, seconds=60)
+    end.touch()
+    for training in ranks:
+        assert training.launcher.wait(60) == 7
+    for training in ranks:
+        assert training.end() == ENDS_OF_APPLICATION
+        written = training.manifest
+        assert (written["state"], written["warnings"]) == ("OK", []), written
+        (begin, until, _), _ = written["profiler_busy"]
+        print(f"rank {training.rank}: nsys start took {(until - begin) / 1e9:.2f} s")
+    assert undisturbed(ranks[3], range(2, 81)) <= steps_seen(tools[0], ranks[3].report)
+
+
 def test_a_window_that_is_never_reached_is_empty(
     tools: tuple[Path, Path], scratch: Path, tmp_path: Path
 ) -> None:
