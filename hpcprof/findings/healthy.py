@@ -9,6 +9,7 @@ from hpcprof.analyses.busy_steps import why_too_few
 from hpcprof.analyses.link_rates import MIN_NODES, RECEIVES, SENDS, LinkRates
 from hpcprof.analyses.run_results import RunResults
 from hpcprof.findings.clock_rules import clocks_sentence
+from hpcprof.findings.input_rules import marks_input
 from hpcprof.findings.interconnect_rules import rate, transport
 from hpcprof.findings.model import INFO, Finding
 from hpcprof.findings.thresholds import INPUT_WARN_FRAC, STRAGGLER_WARN_FRAC
@@ -30,7 +31,8 @@ def healthy(results: RunResults, findings: list[Finding]) -> Iterator[str]:
     times = results.phase_times
     share = times.share(c.INPUT, verdict.baseline_ranks or times.ranks)
     who = "the typical other rank" if verdict.found else "the typical rank"
-    if share < INPUT_WARN_FRAC and not why_too_few(results.busy, times.steps):
+    judged = marks_input(results) and not why_too_few(results.busy, times.steps)
+    if share < INPUT_WARN_FRAC and judged:
         yield f"input keeps up: {who} waits {percent(share)} of the step for its batch"
     yield from _links_alike(results.interconnect.links)
     clocks = clocks_sentence(results)

@@ -54,14 +54,16 @@ def all_ranks_wait_for_input(results: RunResults) -> Iterator[Finding]:
 
 @rule
 def input_not_assessed(results: RunResults) -> Iterator[Finding]:
-    """Too few steps were recorded to say whether the input keeps up, and where a step goes.
+    """Nobody knows whether the input keeps up: too few steps, or no wait for it was ever marked.
 
     Fires: fewer than 5 comparable steps, also on a single rank; nsys was starting, stopping or
-    writing in more steps than are left, and fewer than 20 are left.
+    writing in more steps than are left, and fewer than 20 are left; a training without phase input.
     Stays quiet: whenever the input could be judged, also when it keeps up.
     """
     reason = why_too_few(results.busy, results.phase_times.steps)
     if not reason:
+        if not marks_input(results):
+            yield _unmarked()
         return
     what = "whether the input keeps up"
     if results.busy.are_too_many:
@@ -72,4 +74,20 @@ def input_not_assessed(results: RunResults) -> Iterator[Finding]:
         status=NOT_COLLECTED,
         message=f"{what}: {reason}",
         advice=more_steps(results),
+    )
+
+
+def marks_input(results: RunResults) -> bool:
+    """Whether a rank has marked phase input: a wait that was timed takes more than 0 ns."""
+    return any(wait > 0 for wait in results.phase_times.median_ns.get(c.INPUT, ()))
+
+
+def _unmarked() -> Finding:
+    return Finding(
+        rule="input-not-assessed",
+        level=INFO,
+        status=NOT_COLLECTED,
+        message="whether the input keeps up: the training marks no wait for its next batch",
+        advice="iterate over annotate.data(dataset) instead of the data set, or mark the wait as "
+        'phase("input")',
     )

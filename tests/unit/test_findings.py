@@ -215,6 +215,16 @@ def test_beside_steps_in_which_nsys_was_at_work_a_short_rest_is_no_judge_of_the_
     assert not any("input" in text for text in healthy(run, find(run)))
 
 
+def test_a_training_that_marks_no_input_is_not_called_healthy_in_it():
+    run, found = of_steps(40, input_ms=-2.0)  # the ordinary wait of these frames is 2 ms
+    assert set(run.phase_times.median_ns["input"]) == {0.0}
+    assert found["input-not-assessed"] == (
+        *("info", "not_collected"),
+        "whether the input keeps up: the training marks no wait for its next batch",
+    )
+    assert not any("input" in text for text in healthy(run, find(run)))
+
+
 @pytest.mark.parametrize("ranks", [1, 4])
 @pytest.mark.parametrize(("steps", "level"), [(5, "warn"), (14, "warn"), (15, "critical")])
 def test_a_wait_for_input_is_critical_only_over_enough_steps(ranks, steps, level):
