@@ -28,9 +28,9 @@ class NodeLock:
         scratch: Path,
         pause: Callable[[float], None],
         *,
-        limit_seconds: float = _MAX_WAIT_SECONDS,
+        limit_seconds: float | None = None,
     ) -> None:
-        """Wait for the lock. ``pause`` sleeps and may raise to give up.
+        """Wait for the lock, as a rule a minute. ``pause`` sleeps and may raise to give up.
 
         Falls back to a lock in ``scratch``, which excludes only the user's own starts.
         """
@@ -44,11 +44,12 @@ class NodeLock:
             except OSError as error:
                 self.problem = f"no lock for the start of nsys: {error}"
                 return
-        deadline = time.monotonic() + limit_seconds
+        limit = _MAX_WAIT_SECONDS if limit_seconds is None else limit_seconds
+        deadline = time.monotonic() + limit
         while not _try_lock(descriptor):
             if time.monotonic() > deadline:
                 os.close(descriptor)
-                self.problem = f"the start lock was not free for {limit_seconds:.0f} s"
+                self.problem = f"the start lock was not free for {limit:.0f} s"
                 return
             try:
                 pause(_POLL_SECONDS)
