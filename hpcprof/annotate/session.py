@@ -18,8 +18,9 @@ from hpcprof.annotate.horovod_size import look_at_horovod
 from hpcprof.annotate.notes import leave_message, leave_note
 from hpcprof.annotate.nvtx_ranges import NvtxDomain, installed_version, open_domain
 from hpcprof.annotate.recorder import SpanRecorder, owner_of
-from hpcprof.annotate.window import CaptureWindow, read_window
+from hpcprof.annotate.window import CaptureWindow
 from hpcprof.artifacts import node_time, rank_env, rank_state, span_format
+from hpcprof.artifacts.window import Window
 
 T = TypeVar("T")
 
@@ -71,7 +72,7 @@ class _Session:
         if not text:
             return None
         try:
-            steps, mode = read_window(text)
+            steps, mode = Window.from_text(text)
         except ValueError as error:
             leave_note(f"no steps are recorded by the profiler: {rank_env.WINDOW}: {error}")
             return None

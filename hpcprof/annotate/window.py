@@ -12,9 +12,7 @@ from typing import Callable
 from hpcprof.annotate.notes import leave_message, leave_note
 from hpcprof.artifacts import node_time, rank_state
 from hpcprof.artifacts.step_range import StepRange
-
-CUDA = "cuda"
-HOST = "host"
+from hpcprof.artifacts.window import HOST
 
 # (name, start, end, step): CLOCK_MONOTONIC ns; the time in which the profiler kept us waiting
 RecordBusy = Callable[[str, int, int, int], None]
@@ -98,11 +96,3 @@ class CaptureWindow:
 def _tell_failed(why: str) -> None:
     leave_note(why)
     leave_message(rank_state.WINDOW_FAILED, why)
-
-
-def read_window(text: str) -> tuple[StepRange, str]:
-    """Read ``20-59,cuda``. Raises ValueError."""
-    steps, _, mode = text.partition(",")
-    if mode not in (CUDA, HOST):
-        raise ValueError(f"{text!r} has neither mode {CUDA} nor {HOST}")
-    return StepRange.from_text(steps), mode

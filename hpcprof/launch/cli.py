@@ -8,6 +8,7 @@ from typing import Sequence
 
 from hpcprof.artifacts import rank_env
 from hpcprof.errors import HpcprofError
+from hpcprof.launch.arguments import new_parser
 from hpcprof.launch.processes import say
 from hpcprof.launch.signals import die_by
 
@@ -59,12 +60,7 @@ def _local(arguments: argparse.Namespace, command: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="hpcprof launch",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = new_parser("launch", _DESCRIPTION)
     parser.add_argument("--run-dir", metavar="DIR", help="run folder (default: $HPCPROF_RUN_DIR)")
     parser.add_argument(
         "--profiler",

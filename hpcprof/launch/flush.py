@@ -17,6 +17,7 @@ from hpcprof.artifacts import rank_env, rank_state, run_record
 from hpcprof.artifacts.paths import ArtifactPaths
 from hpcprof.errors import HpcprofError
 from hpcprof.launch import processes
+from hpcprof.launch.arguments import new_parser
 from hpcprof.launch.processes import say
 from hpcprof.launch.state_folder import StateName
 
@@ -149,12 +150,7 @@ def _is_launcher(pid: int) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="hpcprof flush",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = new_parser("flush", _DESCRIPTION)
     parser.add_argument(
         "--run-dir",
         metavar="DIR",

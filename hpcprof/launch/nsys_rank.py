@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Sequence
 from hpcprof.artifacts import manifest
 from hpcprof.artifacts.rank_env import RankEnv
 from hpcprof.artifacts.step_range import StepRange
+from hpcprof.artifacts.window import CUDA, HOST, Window
 from hpcprof.launch import (
     environment,
     nsys,
@@ -16,7 +17,6 @@ from hpcprof.launch import (
     nsys_result,
     nsys_start,
     state_folder,
-    window,
 )
 from hpcprof.launch.nsys_recording import Recording
 from hpcprof.launch.nsys_watch import Watch
@@ -99,8 +99,7 @@ def _never_began(scene: Scene, recording: Recording) -> str | None:
 def _fall_back(scene: Scene, why: str) -> None:
     """The application will run plainly: note why, aloud when nsys was asked for by name."""
     record = scene.record
-    record.state, record.state_reason = manifest.NOT_PROFILED, why
-    record.update()
+    record.not_profiled(why)
     if (scene.request.profiler or scene.settings["profiler"]) == "nsys":
         say(f"rank {record.identity.rank}: {why}. The training runs without nsys.")
 
@@ -144,12 +143,12 @@ def _plan(
 
 def _commands(
     scene: Scene, scratch: Path, build: nsys.NsysBuild, traces: Sequence[str]
-) -> tuple[nsys_command.Commands, window.Window | None]:
+) -> tuple[nsys_command.Commands, Window | None]:
     """How to record, and which steps; all of them where a window cannot be had."""
     record, extra = scene.record, scene.settings["nsys_extra"]
     stem = record.paths.nsys_stem(record.identity.rank)
     wanted = _window(scene, traces)
-    if wanted is not None and wanted.mode == window.HOST:
+    if wanted is not None and wanted.mode == HOST:
         try:
             found = nsys.inspect_interactive(build.path, scratch)
             commands, warnings = nsys_command.interactive(build, found, stem, traces, extra)
@@ -164,7 +163,7 @@ def _commands(
     return commands, wanted
 
 
-def _window(scene: Scene, traces: Sequence[str]) -> window.Window | None:
+def _window(scene: Scene, traces: Sequence[str]) -> Window | None:
     """The steps to record; None for all, or when the user has a capture range."""
     settings, warnings = scene.settings, scene.record.warnings
     text = settings["profile_steps"]
@@ -180,7 +179,7 @@ def _window(scene: Scene, traces: Sequence[str]) -> window.Window | None:
         return None
     # nsys listens to cuProfilerStart only where it traces cuda, and the call needs a GPU
     by_cuda = "cuda" in traces and nsys.has_usable_gpu(scene.request.environ)
-    return window.Window(steps, window.CUDA if by_cuda else window.HOST)
+    return Window(steps, CUDA if by_cuda else HOST)
 
 
 def session_name(identity: RankEnv) -> str:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from hpcprof.artifacts import node_time, rank_state
+from hpcprof.artifacts.window import CUDA, HOST
 from hpcprof.launch import marked_steps, nsys_files
 from hpcprof.launch.early_end import EarlyEnd
 from hpcprof.launch.nsys_control import STARTS, STOPS, Command, Work
@@ -18,7 +19,6 @@ from hpcprof.launch.nsys_writing import Writing
 from hpcprof.launch.rank_messages import RankMessages
 from hpcprof.launch.rank_record import RankRecord
 from hpcprof.launch.signals import SignalInbox
-from hpcprof.launch.window import CUDA, HOST
 
 # phases, in their order; a recording without a window begins with RECORDING
 WAITING, STARTING, RECORDING, STOPPING, OVER = range(5)

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Callable, Mapping, NamedTuple, Sequence
 
+from hpcprof.artifacts.window import Window
 from hpcprof.launch import processes
 from hpcprof.launch.attempt import MARK_VARIABLE, Attempt, Started, shim_argv
 from hpcprof.launch.hang_note import HangNote
@@ -18,7 +19,6 @@ from hpcprof.launch.node_lock import NodeLock
 from hpcprof.launch.nsys_command import Commands
 from hpcprof.launch.processes import Fate, Program
 from hpcprof.launch.signals import ENDING, SignalInbox
-from hpcprof.launch.window import Window
 
 # measured: 0.4 s per start, 5.6 s for the eighth of eight; counted from holding the lock
 WATCHDOG_SECONDS = 15.0

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, Callable, Mapping, NamedTuple, NoReturn, Sequence, TypeVar
 
-from hpcprof.artifacts import manifest, run_record
+from hpcprof.artifacts import run_record
 from hpcprof.artifacts.paths import ArtifactPaths
 from hpcprof.artifacts.rank_env import RankEnv
 from hpcprof.errors import HpcprofError
@@ -171,9 +171,7 @@ def _run_without_state(scene: Scene, why: str) -> Fate:
     record.warnings.append(f"{why}: the training cannot import hpcprof's spans")
     environ = environment.recorded(scene.request.environ, record.paths, record.identity, None, 0)
     if _profiler_wanted(scene):
-        record.state = manifest.NOT_PROFILED
-        record.state_reason = "nsys needs a scratch folder and there is none"
-        record.update()
+        record.not_profiled("nsys needs a scratch folder and there is none")
     return _run_plain(scene, Application(scene.request.command, environ), None)
 
 
@@ -198,9 +196,7 @@ def _run_profiled(
         # imported late: a rank without nsys does not pay for it
         from hpcprof.launch import nsys_rank
     except Exception as error:  # the file system of the package fails, for example
-        scene.record.state = manifest.NOT_PROFILED
-        scene.record.state_reason = f"nsys cannot be used: {error!r}"
-        scene.record.update()
+        scene.record.not_profiled(f"nsys cannot be used: {error!r}")
         return None
     listened = application._replace(environ=environment.with_listener(application.environ))
     return nsys_rank.run(scene, scratch, messages, listened)

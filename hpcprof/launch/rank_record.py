@@ -48,6 +48,11 @@ class RankRecord:
         """
         self.update(ended=_now(), exit_code=fate.code)
 
+    def not_profiled(self, why: str) -> None:
+        """The training runs without a profiler; written down at once, for the case of a kill."""
+        self.state, self.state_reason = manifest.NOT_PROFILED, why
+        self.update()
+
     def update(self, **fields: Any) -> None:
         """Write down all that is known so far, and these fields, for the case of a kill."""
         if self.so_far is not None:

@@ -9,6 +9,7 @@ from typing import Sequence
 from hpcprof.artifacts import node_records, rank_env
 from hpcprof.errors import HpcprofError
 from hpcprof.launch.agent.journal import say
+from hpcprof.launch.arguments import new_parser
 
 _DESCRIPTION = """\
 Run beside the training, one task per node: compare the nodes' clocks, measure the links between
@@ -49,12 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="hpcprof agent",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = new_parser("agent", _DESCRIPTION)
     parser.add_argument("--run-dir", metavar="DIR", help="run folder (default: $HPCPROF_RUN_DIR)")
     parser.add_argument(
         "--transport",

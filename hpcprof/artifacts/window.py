@@ -1,4 +1,4 @@
-"""Which steps are recorded, and who switches recording on."""
+"""Which steps are recorded, and who switches recording on: told by launch, obeyed by annotate."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ class Window(NamedTuple):
 
     steps: StepRange
     mode: str
+
+    @classmethod
+    def from_text(cls, text: str) -> Window:
+        """Read ``20-59,cuda``. Raises ValueError."""
+        steps, _, mode = text.partition(",")
+        if mode not in (CUDA, HOST):
+            raise ValueError(f"{text!r} has neither mode {CUDA} nor {HOST}")
+        return cls(StepRange.from_text(steps), mode)
 
     def __str__(self) -> str:
         return f"{self.steps},{self.mode}"
