@@ -13,7 +13,8 @@ import threading
 from pathlib import Path
 from typing import ContextManager, Iterable, Iterator, TypeVar
 
-from hpcprof.annotate import watchdog
+from hpcprof.annotate import guards, nvtx_recorder, op_ranges, tf_profiler, watchdog
+from hpcprof.annotate.follower import Follower
 from hpcprof.annotate.horovod_size import look_at_horovod
 from hpcprof.annotate.notes import leave_message, leave_note
 from hpcprof.annotate.nvtx_ranges import NvtxDomain, installed_version, open_domain
@@ -59,7 +60,10 @@ class _Session:
         self.beacon()
         self.recorder.flush()  # a rank killed during start-up still has its clock on record
         self._first_step_to_come = True
-        self.window = self._wanted_window()
+        # in this order at the start of a step: what is recorded begins before what is to be seen
+        wanted = [self._wanted_window(), op_ranges.wanted(), tf_profiler.wanted(self.beacon)]
+        self._followers = [each for each in (*wanted, guards.wanted()) if each is not None]
+        self._flush_recorder = nvtx_recorder.flusher()
         self._progress = watchdog.Progress(self.last_beacon_ns)
         self._watchdog = watchdog.start()
         if self._watchdog is not None:
@@ -109,22 +113,40 @@ class _Session:
         progress = self._progress
         progress.step = number
         progress.end_ns = end_ns
-        if self.window is not None and self.window.step_ended(number):
-            self.window = None
+        for follower in reversed(self._followers):
+            if follower.step_ended(number):
+                self.leave(follower)
         if self._first_step_to_come:
             self._first_step_to_come = False
             look_at_horovod()
         if end_ns - self.last_beacon_ns > BEACON_INTERVAL_NS:
             self.beacon()
         self.recorder.flush()
+        if self._flush_recorder is not None:
+            self._flush_recorder()
+
+    def follow(self, follower: Follower) -> None:
+        """Tell it of every step from now on."""
+        self._followers = [*self._followers, follower]
+
+    def leave(self, follower: Follower) -> None:
+        """Tell it of no step any more."""
+        self._followers = [each for each in self._followers if each is not follower]
+
+    def begin_step(self, number: int) -> None:
+        """The step begins now: what is recorded of it is switched on."""
+        for follower in self._followers:
+            if follower.step_begins(number):
+                self.leave(follower)
+        self.current_step = number
 
     def close(self) -> None:
         """Write what is pending, and stop watching."""
         try:
             if self._watchdog is not None:
                 self._watchdog.stop()
-            if self.window is not None:
-                self.window.close(self.next_step - 1)
+            for follower in reversed(self._followers):
+                follower.close(self.next_step - 1)
             self.beacon()
         finally:
             self.recorder.close()
@@ -140,9 +162,7 @@ class _Step:
 
     def __enter__(self) -> None:
         session = self._session
-        if session.window is not None and session.window.step_begins(self._number):
-            session.window = None
-        session.current_step = self._number
+        session.begin_step(self._number)
         if session.domain is not None:
             session.domain.push(f"{span_format.NVTX_STEP_PREFIX}{self._number}")
         self._start = _now()

@@ -116,6 +116,18 @@ class ArtifactPaths:
         """Our own span records."""
         return self.rank_folder(rank) / "spans.bin"
 
+    def nvtx_record(self, rank: int) -> Path:
+        """NVTX ranges that our own recorder saw (artifacts/nvtx_format.py)."""
+        return self.rank_folder(rank) / "nvtx.bin"
+
+    def training(self, rank: int) -> Path:
+        """What the hooks saw of the training (artifacts/training_record.py)."""
+        return self.rank_folder(rank) / "training.json"
+
+    def tf_profile(self, rank: int) -> Path:
+        """Log folder of tf.profiler, one per rank: names of its files hold the host only."""
+        return self.rank_folder(rank) / "tfprof"
+
     def stacks(self, rank: int) -> Path:
         """What every thread of the training was doing when no step came for too long."""
         return self.rank_folder(rank) / "stacks.txt"

@@ -19,6 +19,10 @@ NVTX = "HPCPROF_NVTX"  # "1" when somebody listens to NVTX ranges
 # steps to record and how recording is switched on: "20-59,cuda" (cuProfilerStart) or "20-59,host"
 # (a message to the launcher, see rank_state)
 WINDOW = "HPCPROF_WINDOW"
+HOOKS = "HPCPROF_HOOKS"  # "0": TensorFlow, Keras and Horovod are left as they are
+OP_STEPS = "HPCPROF_OP_STEPS"  # "10-29": steps in which TensorFlow names each of its operations
+TF_STEPS = "HPCPROF_TF_STEPS"  # "30-39": steps that tf.profiler records; absent: none
+TF_DEVICE = "HPCPROF_TF_DEVICE"  # "1" when tf.profiler may trace the GPU (nobody else does)
 HANG_AFTER = "HPCPROF_HANG_AFTER_S"  # seconds without a step; absent or 0: no watchdog
 WORLD_SIZE = "HPCPROF_WORLD_SIZE"  # ranks of the job step, absent when unknown
 # id of the process that trains: set by itself, so that the processes it starts stay silent

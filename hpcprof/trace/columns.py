@@ -56,7 +56,12 @@ ALLREDUCE, OPTIMIZER, CHECKPOINT, EVAL, OTHER = (
     *("allreduce", "optimizer", "checkpoint"),
     *("eval", "other"),
 )
-PHASES = (INPUT, H2D, FORWARD, BACKWARD, ALLREDUCE, OPTIMIZER, CHECKPOINT, EVAL, OTHER)
+# a call of the compiled training function, whose parts nobody told apart
+COMPUTE_PHASE = "compute"
+PHASES = (
+    *(INPUT, H2D, FORWARD, BACKWARD, ALLREDUCE, OPTIMIZER, CHECKPOINT, EVAL),
+    *(COMPUTE_PHASE, OTHER),
+)
 
 # what a replica does in a phase, for spans that come without device activity of their own
 PHASE_ACTIVITY = {
@@ -65,6 +70,7 @@ PHASE_ACTIVITY = {
     FORWARD: COMPUTE,
     BACKWARD: COMPUTE,
     OPTIMIZER: COMPUTE,
+    COMPUTE_PHASE: COMPUTE,
     ALLREDUCE: COLLECTIVE_ACTIVITY,
 }
 
@@ -119,7 +125,7 @@ SPAN_COLUMNS = (
     Column(REPLICA, "Int16", "", "what trains, within the rank; null on host spans"),
     Column(DEVICE, "Int16", "", "physical GPU of the node, never the visible index"),
     Column(STEP, "Int32", "", "optimizer update the span belongs to"),
-    Column(PHASE, CATEGORY, "", "part of the step; filled on spans of kind phase", values=PHASES),
+    Column(PHASE, CATEGORY, "", "part of the step; on spans of kind phase and op", values=PHASES),
     Column(BYTES, "Int64", "bytes", "payload"),
     Column(OP, CATEGORY, "", "which collective", values=OPS),
     Column(COMM, CATEGORY, "", "communicator"),

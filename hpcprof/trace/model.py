@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -74,6 +74,40 @@ class SourceState:
 
 
 @dataclass(frozen=True)
+class Training:
+    """What the hooks saw of a rank's training; the fields of ``artifacts.training_record``.
+
+    None, (), {} and 0 where nobody looked, or could. ``steps``: that had ended at the last look.
+    ``variables``: (name, bytes, role, is trainable). ``checksums``: (step, variable, value).
+    """
+
+    steps: int = 0
+    steps_by: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    hooks: Mapping[str, str] = field(default_factory=dict)
+    input_not_separable: str | None = None
+    phases_not_separable: str | None = None
+    strategy: str | None = None
+    replicas: int | None = None
+    model_name: str | None = None
+    layers: tuple[str, ...] = ()
+    optimizer: str | None = None
+    optimizer_scopes: tuple[str, ...] = ()
+    variables: tuple[tuple[str, int, str, bool], ...] = ()
+    batch_size: int | None = None
+    first_batches: tuple[str, ...] = ()
+    horovod: Mapping[str, Any] | None = None
+    callbacks: tuple[str, ...] = ()
+    profile_batch: str | None = None
+    traces: Mapping[str, int] = field(default_factory=dict)
+    eager_steps: int = 0
+    checksums: tuple[tuple[int, str, str], ...] = ()
+    op_steps: str | None = None
+    tf_steps: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class RankInfo:
     """Who a rank was and what is known of its recording.
 
@@ -81,7 +115,7 @@ class RankInfo:
     together with its launcher. ``state`` sums the sources up; ``sources`` is keyed by their name.
     ``started`` and ``ended`` stay on the node's clocks when the spans are aligned. ``gpus``: those
     the rank sees, () for none; None when nobody could tell. ``horovod_size``: hvd.size(); None
-    when it was not asked. ``hangs``: oldest first.
+    when it was not asked. ``hangs``: oldest first. ``training``: None when no hook saw any.
     """
 
     rank: int
@@ -99,6 +133,7 @@ class RankInfo:
     gpus: tuple[Gpu, ...] | None = None
     horovod_size: int | None = None
     hangs: tuple[Hang, ...] = ()
+    training: Training | None = None
 
 
 @dataclass(frozen=True)

@@ -165,10 +165,10 @@ def test_the_launcher_is_told_between_the_steps(tmp_path: Path) -> None:
 
 
 def test_a_window_that_is_over_is_forgotten(tmp_path: Path) -> None:
-    code = SIX_STEPS + "print(annotate.session._session.window)"
+    code = SIX_STEPS + "print(annotate.session._session._followers)"
     done = annotated.run(code, tmp_path, tmp_path / "state", **{rank_env.WINDOW: "0-1,host"})
 
-    assert done.stdout == "trained\nNone\n"
+    assert done.stdout == "trained\n[]\n"
 
 
 def test_a_training_that_ends_inside_the_window_closes_it(tmp_path: Path) -> None:

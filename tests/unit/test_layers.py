@@ -46,14 +46,14 @@ THIRD_PARTY = {
     # all but rich only in the programs that the training's own Python runs
     "doctor": {"rich", "tensorflow", "horovod", "mpi4py"},
     "trace": {"numpy", "pandas", "pyarrow"},
-    "readers": {"numpy", "pandas", "pyarrow"},
+    "readers": {"numpy", "pandas", "pyarrow", "google"},
     "align": {"numpy", "pandas"},
     "analyses": {"numpy", "pandas"},
     "findings": set(),
     "reports": {"rich", "jinja2", "bokeh", "markupsafe", "numpy"},
     "pipeline": {"pandas"},
     "launch": {"mpi4py", "psutil"},
-    "annotate": {"nvtx"},
+    "annotate": {"nvtx", "wrapt", "tensorflow", "keras", "horovod"},
     "workloads": {"tensorflow", "horovod", "numpy"},
     **{name: {"pydantic", "yaml"} for name in CONFIG},
 }
