@@ -45,6 +45,12 @@ def tensorflow_python() -> Path:
 
 
 @pytest.fixture(scope="session")
+def keras3_python() -> Path:
+    """Interpreter with Keras 3 and a TensorFlow that can name its operations; skips without it."""
+    return _installed(tools.keras3_python(), "environment with TensorFlow 2.17 and Keras 3")
+
+
+@pytest.fixture(scope="session")
 def nsys() -> Path:
     """The Nsight Systems command; skips without it."""
     return _installed(tools.nsys(), "nsys")

@@ -3,8 +3,9 @@
 #   venv        .venv in the clone with hpcprof (editable)
 #   venv-dev    the same with what tests and linters need
 #   tensorflow  in the cache: TensorFlow and nothing else
+#   keras3      in the cache: TensorFlow 2.17 with Keras 3 and the NVTX ranges of its executor
 #   horovod     in the cache: TensorFlow 2.15 with Horovod (compiled once, about 5 minutes)
-# Without PART: venv-dev, tensorflow and horovod.
+# Without PART: venv-dev, tensorflow, keras3 and horovod.
 . "$(dirname "$0")/lib.sh"
 
 HOROVOD=0.28.1
@@ -87,20 +88,20 @@ fill_env() {
     install "$1" --requirement "$ROOT/tests/setup/requirements-$2.txt"
 }
 
-# make_tensorflow: a user's environment without anything of ours
-make_tensorflow() {
+# make_plain NAME KEY: an environment with what its requirement file names, and nothing else
+make_plain() {
     find_python 12 10 || return 0
     local folder
-    folder=$(env_folder tensorflow)
+    folder=$(env_folder "$1")
     if [ ! -e "$folder/.complete" ]; then
-        say "installing TensorFlow into $folder"
-        if fill_env "$folder" tensorflow; then
+        say "installing TensorFlow ($1) into $folder"
+        if fill_env "$folder" "$1"; then
             touch "$folder/.complete"
         else
-            say "TensorFlow could not be installed; tests that need it will be skipped"
+            say "TensorFlow ($1) could not be installed; tests that need it will be skipped"
         fi
     fi
-    record_env HPCPROF_TEST_TF_PYTHON "$folder"
+    record_env "$2" "$folder"
 }
 
 # nvtx_include DIR: folder with the NVTX headers, from nsys or from the tensorflow wheel
@@ -178,12 +179,13 @@ make_horovod() {
 }
 
 lock envs
-[ $# -gt 0 ] || set -- venv-dev tensorflow horovod
+[ $# -gt 0 ] || set -- venv-dev tensorflow keras3 horovod
 for part in "$@"; do
     case $part in
     venv) make_venv html ;; # the demo shows its page
     venv-dev) make_venv dev ;;
-    tensorflow) make_tensorflow ;;
+    tensorflow) make_plain tensorflow HPCPROF_TEST_TF_PYTHON ;;
+    keras3) make_plain keras3 HPCPROF_TEST_KERAS3_PYTHON ;;
     horovod) make_horovod ;;
     *) say "unknown part $part"; exit 2 ;;
     esac

@@ -22,6 +22,11 @@ def tensorflow_python() -> Path | None:
     return _existing("HPCPROF_TEST_TF_PYTHON")
 
 
+def keras3_python() -> Path | None:
+    """Interpreter with TensorFlow 2.17 (Keras 3, NVTX ranges in its executor) and nvtx."""
+    return _existing("HPCPROF_TEST_KERAS3_PYTHON")
+
+
 def nsys() -> Path | None:
     """The Nsight Systems command, with an importer beside it."""
     return _existing("HPCPROF_TEST_NSYS")
