@@ -7,13 +7,17 @@ no alignment error can accuse anybody. For step k of one rank
     sync     from there to the end of the last collective of step k: wait for others, then transfer
 
 so arrival + sync is the step, and it ends at the same moment for everyone. ``arrival`` is cut into
-disjoint pieces by phase, in the order of ``PIECES``; what no phase covers is ``host``.
+disjoint pieces by phase, in the order of ``PIECES``; what no phase covers is ``host``. Of a
+compiled training function only the call is known in every step: piece ``compute``. In the few steps
+in which TensorFlow named its operations ``named_steps`` tells the parts of that call apart.
 
 Assumes that collectives of one step all belong to it (no pipelining over steps). What makes it
 wrong: a collective inside the forward pass (SyncBatchNorm) equalises ranks before the last one.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -22,7 +26,9 @@ from hpcprof.analyses.intervals import Union, overlap, subtract, union
 from hpcprof.trace import columns as c
 
 # in order of priority: an instant covered by two phases counts for the first
-PIECES = (c.INPUT, c.H2D, c.CHECKPOINT, c.EVAL, c.FORWARD, c.BACKWARD, c.OPTIMIZER)
+AROUND_COMPUTE = (c.INPUT, c.H2D, c.CHECKPOINT, c.EVAL)
+INSIDE_COMPUTE = (c.FORWARD, c.BACKWARD, c.OPTIMIZER)  # what operations are told apart into
+PIECES = (*AROUND_COMPUTE, *INSIDE_COMPUTE, c.COMPUTE_PHASE)
 HOST = "host"
 ALL_PIECES = (*PIECES, HOST)
 
@@ -30,7 +36,7 @@ ALL_PIECES = (*PIECES, HOST)
 PROFILER, MARKED, NONE = "profiler", "marked", "none"
 
 # what is read of a rank: all else, most of a profiled rank, plays no part here
-KINDS_READ = [c.PHASE_KIND, c.COLLECTIVE, c.BUSY]
+KINDS_READ = [c.PHASE_KIND, c.COLLECTIVE, c.BUSY, c.EXECUTOR_OP]
 COLUMNS_READ = [c.START_NS, c.END_NS, c.KIND, c.ACTIVITY, c.PHASE, c.STEP, c.BYTES, c.OP]
 
 
@@ -48,7 +54,8 @@ def is_collective(spans: pd.DataFrame, form: str) -> pd.Series[bool]:
     if form == PROFILER:
         chosen = (spans[c.KIND] == c.COLLECTIVE) & (spans[c.OP] == "allreduce")
     else:
-        chosen = spans[c.PHASE] == c.ALLREDUCE
+        # an operation of that phase only hands tensors over: no rank waits in it
+        chosen = (spans[c.KIND] == c.PHASE_KIND) & (spans[c.PHASE] == c.ALLREDUCE)
     in_step: pd.Series[bool] = chosen & spans[c.STEP].notna()
     return in_step
 
@@ -59,6 +66,33 @@ def per_rank(spans: pd.DataFrame, form: str) -> pd.DataFrame:
     The first step has no collective before it and gets no row, nor has a step whose predecessor
     is missing. An empty frame when there is no collective of this ``form``.
     """
+    return _cut(spans, form, [(piece, c.PHASE_KIND) for piece in PIECES])
+
+
+def named_steps(spans: pd.DataFrame, form: str) -> pd.DataFrame:
+    """Like ``per_rank``, of the steps whose operations were named: these tell the pieces apart.
+
+    Forward, backward and optimizer are the time in which any thread ran such an operation;
+    ``compute`` is what they leave of the call. No row where nothing was named. A step counts when
+    that before it was named too: its optimizer is part of the way to the collective.
+    """
+    ways = [
+        *((piece, c.PHASE_KIND) for piece in AROUND_COMPUTE),
+        *((piece, c.EXECUTOR_OP) for piece in INSIDE_COMPUTE),
+        *((piece, c.PHASE_KIND) for piece in (*INSIDE_COMPUTE, c.COMPUTE_PHASE)),
+    ]
+    is_named = (spans[c.KIND] == c.EXECUTOR_OP) & spans[c.PHASE].isin(INSIDE_COMPUTE)
+    steps = np.unique(spans.loc[is_named, c.STEP].dropna().to_numpy(dtype=np.int64))
+    steps = steps[np.isin(steps - 1, steps)]
+    first, last = (steps[0] - 1, steps[-1]) if steps.size else (0, -1)
+    near = spans[spans[c.STEP].between(first, last) | spans[c.STEP].isna()]
+    frame = _cut(near, form, ways)
+    told_apart: pd.DataFrame = frame[frame.index.isin(steps)]
+    return told_apart
+
+
+def _cut(spans: pd.DataFrame, form: str, ways: Sequence[tuple[str, str]]) -> pd.DataFrame:
+    """Arrivals of one rank cut into pieces; ``ways``: see ``_exclusive_pieces``."""
     syncs = _last_collectives(spans, form)
     follows = syncs.index.to_series().diff() == 1
     starts = syncs["last_end"].shift(fill_value=0).to_numpy(np.int64)[follows]
@@ -69,12 +103,12 @@ def per_rank(spans: pd.DataFrame, form: str) -> pd.DataFrame:
         {"arrival_ns": ready - starts, "sync_ns": ends - ready, "end_ns": ends},
         index=rows.index,
     )
-    rest = result["arrival_ns"].to_numpy().copy()
-    for piece, covered in _exclusive_pieces(spans):
-        inside = overlap(covered, starts, ready)
-        result[f"{piece}_ns"] = inside
-        rest -= inside
-    result[f"{HOST}_ns"] = rest
+    inside = {piece: np.zeros(len(rows), np.int64) for piece in PIECES}
+    for piece, covered in _exclusive_pieces(spans, ways):
+        inside[piece] += overlap(covered, starts, ready)
+    for piece in PIECES:
+        result[f"{piece}_ns"] = inside[piece]
+    result[f"{HOST}_ns"] = result["arrival_ns"].to_numpy() - sum(inside.values())
     result["bytes"] = rows["bytes"].to_numpy(np.int64)
     return result
 
@@ -93,12 +127,14 @@ def _last_collectives(spans: pd.DataFrame, form: str) -> pd.DataFrame:
     return syncs
 
 
-def _exclusive_pieces(spans: pd.DataFrame) -> list[tuple[str, Union]]:
-    """Per piece the time it covers and no earlier piece of the list does."""
+def _exclusive_pieces(
+    spans: pd.DataFrame, ways: Sequence[tuple[str, str]]
+) -> list[tuple[str, Union]]:
+    """Per way (piece, kind of span) the time it covers and no earlier one of the list does."""
     taken: Union = (np.empty(0, np.int64), np.empty(0, np.int64))
     pieces = []
-    for piece in PIECES:
-        rows = spans[spans[c.PHASE] == piece]
+    for piece, kind in ways:
+        rows = spans[(spans[c.KIND] == kind) & (spans[c.PHASE] == piece)]
         covered = union(rows[c.START_NS].to_numpy(np.int64), rows[c.END_NS].to_numpy(np.int64))
         pieces.append((piece, subtract(covered, taken)))
         taken = union(

@@ -53,6 +53,7 @@ def analyse(ingested: Ingested, job: JobInfo, steps: range | None = None) -> Ana
     shared = shared_forms((info.rank, ingested.step_counts[info.rank]) for info in infos)
     parts = rank_parts(store, shared, steps)
     matrix = step_matrix.across_ranks(parts.frames, job.world_size, parts.busy)
+    named = step_matrix.across_ranks(parts.named, job.world_size, parts.busy)
     collectives = parts.collectives
     connected = are_connected(infos)
     if matrix.busy.are_too_many or not connected:
@@ -72,7 +73,9 @@ def analyse(ingested: Ingested, job: JobInfo, steps: range | None = None) -> Ana
         payload_bytes=_payload(parts.frames, network, shared),
         has_device_activity=any(_has_kernels(store, info.rank) for info in infos),
         stragglers=verdict,
-        causes=tuple(cause(matrix, found, verdict.baseline_ranks) for found in verdict.found),
+        causes=tuple(
+            cause(matrix, found, verdict.baseline_ranks, named) for found in verdict.found
+        ),
         phase_times=phase_times(matrix),
         left_out=matrix.left_out,
         job_end=_job_end(job.job_id),

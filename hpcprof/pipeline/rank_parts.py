@@ -8,7 +8,7 @@ together take bounded memory.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
@@ -27,11 +27,13 @@ class RankParts:
 
     ``collectives``: matched, in steps chosen by ``SharedSteps`` and not busy. ``busy``: steps
     during which the profiler of any rank was at work; those in ``frames`` are still there.
+    ``named``: rank → ``arrivals.named_steps``, of the ranks that have any.
     """
 
     frames: Mapping[int, pd.DataFrame]
     collectives: MatchedCollectives
     busy: tuple[int, ...] = ()
+    named: Mapping[int, pd.DataFrame] = field(default_factory=dict)
 
 
 def rank_parts(store: TraceStore, shared: SharedForms, within: range | None = None) -> RankParts:
@@ -40,17 +42,19 @@ def rank_parts(store: TraceStore, shared: SharedForms, within: range | None = No
     if lateness.form == arrivals.NONE:
         return RankParts({}, matched({}, lateness.form))
     steps = transfer.chosen(within)
-    frames, kept, busy = {}, {}, []
+    frames, named, kept, busy = {}, {}, {}, []
     for rank in store.ranks():
         spans = _spans(store, rank)
-        frame = arrivals.per_rank(spans, lateness.form)
-        frames[rank] = frame if within is None else frame.loc[frame.index.isin(within)]
+        frames[rank] = _within(arrivals.per_rank(spans, lateness.form), within)
+        told_apart = _within(arrivals.named_steps(spans, lateness.form), within)
+        if len(told_apart):
+            named[rank] = told_apart
         if rank in transfer.ranks:
             kept[rank] = in_steps(spans, transfer.form, steps)
         busy += [busy_steps(spans, form) for form in {lateness.form, transfer.form}]
     left_out = of_any_rank(busy)
     collectives = _without(_matched(kept, transfer, within), left_out)
-    return RankParts(frames, collectives, left_out)
+    return RankParts(frames, collectives, left_out, named)
 
 
 def matched_collectives(store: TraceStore, shared: SharedSteps) -> MatchedCollectives:
@@ -70,6 +74,13 @@ def timeline_spans(
         )
         for rank in ranks
     }
+
+
+def _within(frame: pd.DataFrame, steps: range | None) -> pd.DataFrame:
+    if steps is None:
+        return frame
+    kept: pd.DataFrame = frame.loc[frame.index.isin(steps)]
+    return kept
 
 
 def _without(collectives: MatchedCollectives, steps: tuple[int, ...]) -> MatchedCollectives:

@@ -24,7 +24,7 @@ from hpcprof.units import (
 
 # parts of the step in the order of a step; a column is shown when some rank spent 0.5 % in it
 _PARTS = (
-    *("input", "h2d", "forward", "backward", "wait", "transfer"),
+    *("input", "h2d", "forward", "backward", "compute", "wait", "transfer"),
     *("optimizer", "checkpoint", "eval", "host"),
 )
 _SHOWN_FRAC = 0.005
@@ -177,7 +177,8 @@ def _tables(record: dict[str, Any]) -> Iterator[Table]:
     if not phases["ranks"] or not step_ns:
         return
     medians = phases["median_ns"]
-    shown = [part for part in _PARTS if max(medians[part]) >= _SHOWN_FRAC * step_ns]
+    # records of earlier versions do not have every part
+    shown = [part for part in _PARTS if max(medians.get(part, (0,))) >= _SHOWN_FRAC * step_ns]
     nodes = {info["rank"]: info for info in record["quality"]["ranks"]}
     order = sorted(range(len(phases["ranks"])), key=lambda i: -(phases["lateness_ns"][i] or 0))
     rows = []

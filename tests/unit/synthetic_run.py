@@ -30,6 +30,9 @@ def frames(
     for rank in range(ranks):
         for piece in ALL_PIECES:
             mean = HEALTHY_MS.get(piece, 0.0) + (extra_ms or {}).get((rank, piece), 0.0)
+            if piece == c.COMPUTE_PHASE and not mean:
+                pieces[rank, piece] = np.zeros(steps, np.int64)
+                continue
             drawn = mean * np.exp(generator.normal(0, noise, steps)) * MS
             pieces[rank, piece] = drawn.astype(np.int64)
     arrivals = np.stack([sum(pieces[r, p] for p in ALL_PIECES) for r in range(ranks)])
