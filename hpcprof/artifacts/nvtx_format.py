@@ -30,3 +30,11 @@ HOROVOD_DOMAIN = "HorovodOps"  # one range per tensor, from enqueue to completio
 
 # the shared library, in the package folder annotate/native
 LIBRARY = "libhpcprof_nvtx.so"
+
+# the variable by which NVTX finds a listener
+INJECTION = "NVTX_INJECTION64_PATH"
+
+
+def is_recorder(path: str) -> bool:
+    """Whether the listener at this path is our recorder."""
+    return path.rpartition("/")[2] == LIBRARY

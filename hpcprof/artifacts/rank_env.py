@@ -15,7 +15,8 @@ RANK_FOLDER = "HPCPROF_RANK_FOLDER"
 RANK = "HPCPROF_RANK"
 STATE_FOLDER = "HPCPROF_STATE_FOLDER"  # node-local: start token, exit code, annotate's last words
 RUN_DIR = "HPCPROF_RUN_DIR"  # set by the job script, read by launch
-NVTX = "HPCPROF_NVTX"  # "1" when somebody listens to NVTX ranges
+NVTX = "HPCPROF_NVTX"  # "1" when nsys listens to NVTX ranges
+NVTX_WITHOUT = "HPCPROF_NVTX_WITHOUT"  # a domain that our own recorder must not listen to
 # steps to record and how recording is switched on: "20-59,cuda" (cuProfilerStart) or "20-59,host"
 # (a message to the launcher, see rank_state)
 WINDOW = "HPCPROF_WINDOW"
