@@ -1,0 +1,101 @@
+"""Makes short texts of a batch and of a variable, by which ranks are compared after the job.
+
+Two texts are equal when what they were made of is, bit for bit (but for 1 in 2^64). That of a
+variable also tells how far apart two are: see ``weight_sum``. Reads to the host, so it is for a few
+steps only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from typing import Any, Iterable
+
+_MOST_BYTES = 64 * 1024  # of a batch
+_MOST_ELEMENTS = 64 * 1024  # of a variable: 256 KiB, and the sums take 2 ms
+_DIGEST_BYTES = 8
+_SUMS = 4
+_EXACT = ("float32", "float64")  # of shorter types rounding alone could set ranks apart
+
+
+def batch_digest(element: Any) -> str:
+    """Of the first tensor of a batch, up to 64 KiB; "" when there is none that can be read."""
+    tensor = _first_tensor(element)
+    if tensor is None:
+        return ""
+    head = _head(tensor)
+    return _digest(head) if head else ""
+
+
+def chosen(variables: Iterable[Any]) -> list[Any]:
+    """Up to three variables that are small and that training changes: two matrices, one other.
+
+    A matrix starts with other values on each rank unless somebody takes care; a bias starts as
+    zeros everywhere, and is the smallest.
+    """
+    known = [each for each in variables if _kind(each) in _EXACT]
+    small = [each for each in known if 0 < _elements(each) <= _MOST_ELEMENTS]
+    small.sort(key=_elements)
+    matrices = [each for each in small if len(each.shape) > 1]
+    others = [each for each in small if len(each.shape) <= 1]
+    return matrices[:2] + others[:1]
+
+
+def variable_name(variable: Any) -> str:
+    """Keras 3's path, else TensorFlow's name."""
+    return str(getattr(variable, "path", None) or getattr(variable, "name", "variable"))
+
+
+def weight_sum(variable: Any) -> str:
+    """The digest of a variable, the norm of its values and four weighted sums of them.
+
+    The sums are linear in the values, so that their change between two steps is the sum of the
+    update; format "digest norm sum sum sum sum". May raise whatever TensorFlow does.
+    """
+    numpy = sys.modules["numpy"]
+    values = variable.numpy()
+    flat = values.astype(numpy.float64).ravel()
+    positions = numpy.arange(flat.size, dtype=numpy.float64)
+    sums = [float(flat @ numpy.cos((0.7390851 + k) * (positions + 1))) for k in range(_SUMS)]
+    norm = float(numpy.sqrt(flat @ flat))
+    return " ".join([_digest(values.tobytes()), *(f"{number:.17g}" for number in (norm, *sums))])
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def _first_tensor(element: Any) -> Any:
+    """The first array of a batch, which may be nested; a ragged or sparse one is taken apart."""
+    if isinstance(element, dict):
+        element = list(element.values())
+    if isinstance(element, (list, tuple)):
+        found = (_first_tensor(each) for each in element)
+        return next((each for each in found if each is not None), None)
+    if hasattr(element, "values") and not callable(element.values):
+        return _first_tensor(element.values)  # of replicas, or of a sparse tensor
+    return element if hasattr(element, "dtype") and hasattr(element, "shape") else None
+
+
+def _head(tensor: Any) -> bytes:
+    """The first bytes of its values; a tensor on a GPU is cut there, so that little is copied."""
+    if not hasattr(tensor, "device") or not hasattr(tensor, "numpy"):
+        return bytes(tensor.ravel()[: max(1, _MOST_BYTES // tensor.itemsize)].tobytes())
+    tensorflow = sys.modules["tensorflow"]
+    if tensor.dtype == tensorflow.string:
+        return b"".join(tensor.numpy().ravel().tolist())[:_MOST_BYTES]
+    with tensorflow.device(tensor.device):
+        flat = tensorflow.reshape(tensor, [-1])
+        return bytes(flat[: max(1, _MOST_BYTES // tensor.dtype.size)].numpy().tobytes())
+
+
+def _kind(variable: Any) -> str:
+    kind = getattr(variable, "dtype", None)
+    return str(getattr(kind, "name", kind))
+
+
+def _elements(variable: Any) -> int:
+    elements = 1
+    for length in variable.shape:
+        elements *= int(length or 0)
+    return elements
