@@ -1,0 +1,91 @@
+"""What a device plane of tf.profiler says: kernels and copies. Times stay those of the file.
+
+Only the lines of streams are read; TensorFlow derives the others ("XLA Ops", "Steps") from them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from hpcprof.readers.collective_names import collective_op, is_nccl_kernel
+from hpcprof.readers.nsys_database import NULL
+from hpcprof.readers.xplane_file import Ints, Plane
+from hpcprof.trace.columns import COLLECTIVE_ACTIVITY, COMPUTE, COPY, KERNEL, MEMCPY, MEMSET
+from hpcprof.trace.frame import coded, nullable_int, spans_frame
+
+SOURCE = "tfprof"
+
+_DEVICE_RE = re.compile(r"\A/device:GPU:([0-9]+)")
+_STREAM_RE = re.compile(r"\AStream #([0-9]+)")
+# "MemcpyH2D" and the like; CUPTI's own names in older files
+_COPY_NAMES = {
+    "MemcpyH2D": "memcpy HtoD",
+    "MemcpyD2H": "memcpy DtoH",
+    "MemcpyD2D": "memcpy DtoD",
+    "MemcpyP2P": "memcpy PtoP",
+}
+_SIZE_RE = re.compile(r"size:([0-9]+)")
+
+
+def gpu_planes(planes: tuple[Plane, ...]) -> list[Plane]:
+    """The GPU planes on which anything ran, in the order of their numbers."""
+    found = [
+        (int(match.group(1)), plane)
+        for plane in planes
+        if (match := _DEVICE_RE.match(plane.name)) and len(plane.events.name)
+    ]
+    return [plane for _, plane in sorted(found, key=lambda pair: pair[0])]
+
+
+def read_device(plane: Plane, replica: int) -> pd.DataFrame:
+    """Spans of one GPU. Which physical GPU it is the file does not say."""
+    streams = [match and match.group(1) for match in map(_STREAM_RE.match, plane.lines)]
+    is_stream = np.array([stream is not None for stream in streams], dtype=bool)
+    positions = np.flatnonzero(is_stream[plane.events.line])
+    codes, used = pd.factorize(plane.events.name[positions])
+    names = [plane.names[code] for code in used]
+    kinds = [_kind(name) for name in names]
+    correlations = plane.int_stat(positions, "correlation_id", NULL)
+    sizes = _sizes(plane, positions, np.array([kind != KERNEL for kind in kinds])[codes])
+    return spans_frame(
+        {
+            "start_ns": plane.events.start_ns[positions],
+            "end_ns": plane.events.end_ns[positions],
+            "kind": coded(codes, kinds),
+            "activity": coded(codes, [_activity(*pair) for pair in zip(names, kinds, strict=True)]),
+            "name": coded(codes, [_COPY_NAMES.get(name, name) for name in names]),
+            "lane": coded(plane.events.line[positions], [s and f"stream {s}" for s in streams]),
+            "replica": replica,
+            "bytes": nullable_int(sizes, sizes == NULL, "Int64"),
+            "op": coded(codes, [collective_op(n) if is_nccl_kernel(n) else None for n in names]),
+            "correlation": nullable_int(correlations, correlations == NULL, "Int64"),
+            "source": SOURCE,
+        }
+    )
+
+
+def _kind(name: str) -> str:
+    if name.startswith(("Memcpy", "memcpy")):
+        return MEMCPY
+    return MEMSET if name.startswith(("Memset", "memset")) else KERNEL
+
+
+def _activity(name: str, kind: str) -> str:
+    if kind != KERNEL:
+        return COPY
+    return COLLECTIVE_ACTIVITY if is_nccl_kernel(name) else COMPUTE
+
+
+def _sizes(plane: Plane, positions: Ints, is_copy: Any) -> Ints:
+    """Bytes of the copies, NULL for all others and where the file does not say."""
+    sizes = np.full(len(positions), NULL, dtype=np.int64)
+    for row in np.flatnonzero(is_copy).tolist():
+        stats = plane.stats_of(int(positions[row]))
+        text = str(stats.get("memcpy_details") or stats.get("memset_details") or "")
+        if match := _SIZE_RE.search(text):
+            sizes[row] = int(match.group(1))
+    return sizes
