@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from hpcprof.errors import InputError
 from hpcprof.trace.check import check_spans
 from hpcprof.trace.columns import COUNTER_COLUMNS, KIND, SPAN_COLUMNS, Column
 from hpcprof.trace.frame import from_arrow, to_arrow
-from hpcprof.trace.model import Gpu, Hang, Moment, RankInfo, SourceState, Trace
+from hpcprof.trace.model import Gpu, Hang, Moment, RankInfo, SourceState, Trace, Training
 
 SCHEMA = 1
 # small enough that a few steps of one kind can be read without the rest, large enough for Parquet
@@ -132,4 +132,26 @@ def _rank_info(record: dict[str, Any]) -> RankInfo:
     gpus = record.get("gpus")  # stores of earlier versions have none of these
     record["gpus"] = None if gpus is None else tuple(Gpu(*gpu) for gpu in gpus)
     record["hangs"] = tuple(Hang(*hang) for hang in record.get("hangs", ()))
+    training = record.get("training")
+    record["training"] = None if training is None else _training(training)
     return RankInfo(**record)
+
+
+def _training(record: dict[str, Any]) -> Training:
+    """JSON knows no tuples; what Horovod told stays as it was read from JSON."""
+    known = {field.name for field in fields(Training)}
+    return Training(
+        **{
+            name: value if name == "horovod" else _with_tuples(value)
+            for name, value in record.items()
+            if name in known
+        }
+    )
+
+
+def _with_tuples(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_with_tuples(each) for each in value)
+    if isinstance(value, dict):
+        return {key: _with_tuples(each) for key, each in value.items()}
+    return value
