@@ -36,6 +36,7 @@ def new_manifest(identity: dict[str, Any], argv: list[str]) -> dict[str, Any]:
         "state_reason": "",
         "cuda_visible_devices": None,
         "profiler": {"name": "none"},
+        "recorder": {"name": "none"},  # or "nvtx": our own wrote nvtx.bin; else with a "reason"
         "profiler_busy": [],  # [start_ns, end_ns, why], CLOCK_MONOTONIC: nsys starts, stops, writes
         "gpus": None,  # [{"visible": 0, "uuid": "GPU-…", "name": …, "pci_bus": …}]; None: not read
         "horovod_size": None,  # hvd.size() after the first step

@@ -19,7 +19,7 @@ LAUNCH_DEFAULTS: dict[str, Any] = {
     "profile_steps": None,  # "20-59": only these steps are recorded; None: the whole run
     "hooks": True,  # instrument TensorFlow, Keras and Horovod in scripts that know nothing of us
     "recorder": "auto",  # our own NVTX recorder: auto: on ranks without nsys; none
-    "op_steps": "10-29",  # steps in which TensorFlow names each of its operations; None: none
+    "op_steps": "10-29",  # steps in which TensorFlow names each of its operations; none
     "tf_ranks": None,  # ranks that tf.profiler records, like profile_ranks; None: none
     "tf_steps": "30-39",
     "hang_after_s": 600,  # no step for so long: write the stacks down; 0: never

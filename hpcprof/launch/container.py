@@ -22,6 +22,9 @@ _PREFIXES = ("APPTAINER", "SINGULARITY")
 _OURS = "HPCPROF_"
 # repeated here, since nothing of hpcprof is imported: rank_env.NVTX, attempt.MARK_VARIABLE
 LISTENER = "HPCPROF_NVTX"
+# nvtx_format.INJECTION and LIBRARY: our own recorder, which is seen inside through our package
+_INJECTION = "NVTX_INJECTION64_PATH"
+_RECORDER = "libhpcprof_nvtx.so"
 NSYS_MARK = "HPCPROF_NSYS_ATTEMPT"
 _NO_SHELL = ("--no-eval", "APPTAINER_NO_EVAL", "SINGULARITY_NO_EVAL")
 
@@ -52,7 +55,9 @@ def command(
     ours = {
         name: value
         for name, value in environ.items()
-        if name.startswith(_OURS) and name != NSYS_MARK and _is_plain(value)
+        if (name.startswith(_OURS) or _is_recorder(name, value))
+        and name != NSYS_MARK
+        and _is_plain(value)
     }
     result = _with_variables(environ, ours)
     folder = environ.get("PYTHONPATH", "").split(os.pathsep)[0]
@@ -92,6 +97,10 @@ def with_nsys(environ: Mapping[str, str], command: Sequence[str]) -> dict[str, s
     named = [value for value in found.values() if value.startswith("/")]
     folders |= {os.path.dirname(path) for path in named if path.endswith(".so")}
     return _with_binds(result, [*folders, *(p for p in named if not p.endswith(".so"))])
+
+
+def _is_recorder(name: str, value: str) -> bool:
+    return name == _INJECTION and os.path.basename(value) == _RECORDER
 
 
 def _is_plain(value: str) -> bool:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Mapping
 
-from hpcprof.artifacts import rank_env
+from hpcprof.artifacts import nvtx_format, rank_env
 from hpcprof.artifacts.paths import ArtifactPaths
 from hpcprof.artifacts.rank_env import RankEnv
 from hpcprof.errors import EnvironmentLacksError
@@ -17,6 +17,7 @@ _OURS = (
     rank_env.RANK,
     rank_env.STATE_FOLDER,
     rank_env.NVTX,
+    rank_env.NVTX_WITHOUT,
     rank_env.WINDOW,
     rank_env.HOOKS,
     rank_env.OP_STEPS,
@@ -31,7 +32,10 @@ _OURS = (
 
 def unrecorded(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of an application that hpcprof leaves alone."""
-    return {name: value for name, value in environ.items() if name not in _OURS}
+    result = {name: value for name, value in environ.items() if name not in _OURS}
+    if nvtx_format.is_recorder(result.get(nvtx_format.INJECTION, "")):
+        del result[nvtx_format.INJECTION]
+    return result
 
 
 def recorded(

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from hpcprof import resources
 from hpcprof.artifacts import atomic, rank_env, run_record
@@ -46,20 +46,21 @@ def run_local(
     run_dir: str | os.PathLike[str] | None = None,
     name: str | None = None,
     strategy: str = "custom",
-    profiler: str = "auto",
+    settings: Mapping[str, Any] | None = None,
     output: str | os.PathLike[str] | None = None,
 ) -> tuple[Path, int]:
     """Run ``ranks`` copies of ``command`` and record each; returns the run folder and exit code.
 
-    The run folder is ``run_dir``, else a new one in ``output`` (default ./hpcprof-runs). The exit
-    code is that of the rank that failed first, else 0. Rank 0 prints as usual, the others into
+    The run folder is ``run_dir``, else a new one in ``output`` (default ./hpcprof-runs).
+    ``settings`` are those of launch that differ from ``run_record.LAUNCH_DEFAULTS``. The exit code
+    is that of the rank that failed first, else 0. Rank 0 prints as usual, the others into
     output.log of their folder. Raises InputError when the run folder cannot be made.
     """
     label = _label(name or os.path.basename(command[0]))
     parent = DEFAULT_OUTPUT if output is None else Path(output)
     folder = parent / _folder_name(label) if run_dir is None else Path(run_dir)
     paths = ArtifactPaths(folder.absolute())
-    _make_run_folder(paths, label, strategy, ranks, profiler)
+    _make_run_folder(paths, label, strategy, ranks, settings or {})
     environ = {**os.environ, rank_env.LOCAL_WORLD_SIZE: str(ranks)}
     inbox = SignalInbox()
     umask = os.umask(0o077)
@@ -91,11 +92,11 @@ def _folder_name(label: str) -> str:
 
 
 def _make_run_folder(
-    paths: ArtifactPaths, name: str, strategy: str, ranks: int, profiler: str
+    paths: ArtifactPaths, name: str, strategy: str, ranks: int, settings: Mapping[str, Any]
 ) -> None:
     """Create the folder and run.json. Raises InputError."""
     record = run_record.new_run_record(name=name, strategy=strategy, world_size=ranks)
-    record["launch"]["profiler"] = profiler
+    record["launch"].update(settings)
     try:
         os.makedirs(paths.root, RUN_FOLDER_MODE, exist_ok=True)
         if paths.run_json.exists():

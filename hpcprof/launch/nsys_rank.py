@@ -12,6 +12,7 @@ from hpcprof.artifacts.step_range import StepRange
 from hpcprof.artifacts.window import CUDA, HOST, Window
 from hpcprof.launch import (
     environment,
+    instruments,
     nsys,
     nsys_command,
     nsys_result,
@@ -56,6 +57,7 @@ def run(
     if running is None:
         _fall_back(scene, "nsys could not be started")
         return None
+    record.recorder = instruments.not_used(instruments.NSYS_RECORDS)
     record.profiler.update(
         fell_back=False,
         argv=list(running.argv),
@@ -100,7 +102,7 @@ def _fall_back(scene: Scene, why: str) -> None:
     """The application will run plainly: note why, aloud when nsys was asked for by name."""
     record = scene.record
     record.not_profiled(why)
-    if (scene.request.profiler or scene.settings["profiler"]) == "nsys":
+    if scene.settings["profiler"] == "nsys":
         say(f"rank {record.identity.rank}: {why}. The training runs without nsys.")
 
 
@@ -122,6 +124,8 @@ def _plan(
     traces = nsys.trace_kinds(build, settings["nsys_trace"], environ, has_gpu=has_gpu)
     if not traces:
         return "nothing of nsys_trace can be recorded here"
+    if "cuda" in traces and instruments.is_tf_profiled(environ):
+        return "tf.profiler records this rank, and only one of the two can trace CUDA"
     commands, wanted = _commands(scene, scratch, build, traces)
     if wanted is not None:
         application = application._replace(environ=environment.with_window(environ, str(wanted)))

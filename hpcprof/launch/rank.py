@@ -13,7 +13,15 @@ from hpcprof.artifacts import run_record
 from hpcprof.artifacts.paths import ArtifactPaths
 from hpcprof.artifacts.rank_env import RankEnv
 from hpcprof.errors import HpcprofError
-from hpcprof.launch import container, environment, gpus, processes, rank_record, state_folder
+from hpcprof.launch import (
+    container,
+    environment,
+    gpus,
+    instruments,
+    processes,
+    rank_record,
+    state_folder,
+)
 from hpcprof.launch.orphans import end_orphans
 from hpcprof.launch.processes import Fate, Program, say
 from hpcprof.launch.rank_messages import RankMessages
@@ -30,12 +38,12 @@ _SAID_WARNINGS = 5
 
 
 class Request(NamedTuple):
-    """What the command line asked for. ``profiler`` None: as the run's record says."""
+    """What the command line asked for. ``settings`` win over those of the run's record."""
 
     command: Sequence[str]
     run_dir: str | None
-    profiler: str | None
     environ: Mapping[str, str]
+    settings: Mapping[str, Any]
 
 
 class Application(NamedTuple):
@@ -98,6 +106,7 @@ def _prepare(request: Request, inbox: SignalInbox, umask: int) -> Scene:
         settings = dict(run_record.LAUNCH_DEFAULTS)
         what = str(error) if isinstance(error, HpcprofError) else f"{paths.run_json}: {error!r}"
         problem = f"{what}; the defaults of launch are used"
+    settings.update(request.settings)
     record = rank_record.claim(paths, identity, list(request.command), request.environ)
     if problem:
         record.warnings.append(problem)
@@ -178,12 +187,14 @@ def _run_without_state(scene: Scene, why: str) -> Fate:
 def _run_with_state(scene: Scene, scratch: Path, state: Path) -> Fate:
     hang_after_s = _hang_after_s(scene)
     messages = RankMessages(scene.record, state, hang_after_s)
-    application = _application(scene, state, hang_after_s)
+    package = _linked_package(scene, state)
+    application = _application(scene, state, package, hang_after_s)
+    plain = _with_recorder(scene, application, package)
     try:
         fate = None
         if _profiler_wanted(scene):
             fate = _run_profiled(scene, scratch, messages, application)
-        return _run_plain(scene, application, messages) if fate is None else fate
+        return _run_plain(scene, plain, messages) if fate is None else fate
     finally:
         _tried(scene.record, "reading the last messages", messages.read, None)
 
@@ -202,16 +213,44 @@ def _run_profiled(
     return nsys_rank.run(scene, scratch, messages, listened)
 
 
-def _application(scene: Scene, state: Path, hang_after_s: float) -> Application:
-    record = scene.record
-    environ = environment.recorded(
-        scene.request.environ, record.paths, record.identity, state, hang_after_s
-    )
+def _linked_package(scene: Scene, state: Path) -> Path | None:
+    """The folder by which the application imports hpcprof; None, with a warning, without one."""
     try:
-        environ = environment.with_package(environ, state_folder.link_package(state))
+        return state_folder.link_package(state)
     except OSError as error:
-        record.warnings.append(f"the training cannot import hpcprof's spans: {error}")
-    return Application(scene.request.command, environ)
+        scene.record.warnings.append(f"the training cannot import hpcprof's spans: {error}")
+        return None
+
+
+def _application(
+    scene: Scene, state: Path, package: Path | None, hang_after_s: float
+) -> Application:
+    record, given = scene.record, scene.request.environ
+    environ = environment.recorded(given, record.paths, record.identity, state, hang_after_s)
+    if package is not None:
+        environ = environment.with_package(environ, package)
+    nothing = instruments.Instruments({}, [])
+    asked = _tried(
+        record,
+        "instrumentation",
+        lambda: instruments.wanted(scene.settings, record.identity, given),
+        nothing,
+    )
+    record.warnings += asked.warnings
+    return Application(scene.request.command, {**environ, **asked.variables})
+
+
+def _with_recorder(scene: Scene, application: Application, package: Path | None) -> Application:
+    """The application as it is run without nsys: our own recorder listens to its NVTX ranges."""
+    environ = application.environ
+    otherwise = dict(environ), instruments.not_used("see the warnings")
+    environ, scene.record.recorder = _tried(
+        scene.record,
+        "the NVTX recorder",
+        lambda: instruments.with_recorder(environ, package, scene.settings["recorder"]),
+        otherwise,
+    )
+    return application._replace(environ=environ)
 
 
 def _hang_after_s(scene: Scene) -> float:
@@ -237,7 +276,7 @@ def _profiler_wanted(scene: Scene) -> bool:
 def _is_profiler_asked_for(scene: Scene) -> bool:
     from hpcprof.launch.selection import is_selected
 
-    if (scene.request.profiler or scene.settings["profiler"]) == "none":
+    if scene.settings["profiler"] == "none":
         return False
     try:
         selected = is_selected(scene.settings["profile_ranks"], scene.record.identity)

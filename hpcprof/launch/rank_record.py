@@ -27,6 +27,8 @@ class AlreadyRecordedError(Exception):
 class RankRecord:
     """The manifest of one rank while it runs. ``warnings`` grow, ``profiler`` is filled in.
 
+    ``recorder`` is our own, of NVTX ranges.
+
     ``state`` None: not known yet. ``so_far`` tells it with its reason while nsys records.
     """
 
@@ -35,6 +37,7 @@ class RankRecord:
         self.identity = identity
         self.warnings: list[str] = []
         self.profiler: dict[str, Any] = {"name": "none"}
+        self.recorder: dict[str, Any] = {"name": "none"}
         self.state: str | None = manifest.NOT_PROFILED
         self.state_reason = "no profiler was asked for"
         self.so_far: Callable[[], tuple[str | None, str]] | None = None
@@ -76,6 +79,7 @@ class RankRecord:
             "state": self.state,
             "state_reason": self.state_reason,
             "profiler": self.profiler,
+            "recorder": self.recorder,
             "warnings": _within(self.warnings, _MAX_WARNINGS_BYTES),
         }
 

@@ -6,13 +6,17 @@ from hpcprof.artifacts.rank_env import RankEnv
 from hpcprof.errors import UsageError
 
 
-def is_selected(selector: str, identity: RankEnv) -> bool:
-    """True when the rank is among those in ``selector``. Raises UsageError when it is malformed."""
+def is_selected(selector: str, identity: RankEnv, setting: str = "profile_ranks") -> bool:
+    """True when the rank is among those in ``selector``, the value of ``setting``.
+
+    Raises UsageError when it is malformed.
+    """
+    parts = str(selector).split(",")
     # every part is looked at, so that a typing error does not show on some ranks only
-    return any([_matches(part.strip(), identity) for part in str(selector).split(",")])  # noqa: C419
+    return any([_matches(part.strip(), identity, setting) for part in parts])  # noqa: C419
 
 
-def _matches(part: str, identity: RankEnv) -> bool:
+def _matches(part: str, identity: RankEnv, setting: str) -> bool:
     if part in ("all", "none"):
         return part == "all"
     if part.startswith("node:"):
@@ -23,6 +27,6 @@ def _matches(part: str, identity: RankEnv) -> bool:
     if first.isdecimal() and (last.isdecimal() if dash else not last):
         return int(first) <= identity.rank <= int(last or first)
     raise UsageError(
-        f"profile_ranks: {part!r} is none of all, none, 3, 0-7, local0, node:NAME; "
+        f"{setting}: {part!r} is none of all, none, 3, 0-7, local0, node:NAME; "
         "give one or several with commas"
     )

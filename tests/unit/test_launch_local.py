@@ -87,7 +87,7 @@ def test_a_failed_rank_ends_the_others_and_shows_its_output(
     monkeypatch.setattr(local, "GRACE_SECONDS", 0.5)
     script = "test $HPCPROF_RANK = 1 && { seq 30; exit 9; }; exec sleep 60"
     folder, code = local.run_local(
-        ["/bin/sh", "-c", script], ranks=3, run_dir=tmp_path / "run", profiler="none"
+        ["/bin/sh", "-c", script], ranks=3, run_dir=tmp_path / "run", settings={"profiler": "none"}
     )
     shown = capfd.readouterr().err
 
@@ -106,7 +106,7 @@ def test_a_rank_that_ignores_term_is_killed_with_all_it_started(
     stubborn = f"trap '' TERM; echo $$ > {pid_file}; sleep 60; sleep 60"
     script = f"if [ $HPCPROF_RANK = 0 ]; then {stubborn}; fi; sleep 0.5; exit 3"
     _, code = local.run_local(
-        ["/bin/sh", "-c", script], ranks=2, run_dir=tmp_path / "run", profiler="none"
+        ["/bin/sh", "-c", script], ranks=2, run_dir=tmp_path / "run", settings={"profiler": "none"}
     )
 
     assert code == 3
@@ -137,7 +137,7 @@ def test_signals_of_a_caller_are_given_back(tmp_path: Path) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     umask = os.umask(0o022)
     os.umask(umask)
-    local.run_local(["true"], ranks=1, run_dir=tmp_path / "run", profiler="none")
+    local.run_local(["true"], ranks=1, run_dir=tmp_path / "run", settings={"profiler": "none"})
 
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
     assert os.umask(umask) == umask

@@ -131,6 +131,7 @@ def test_the_application_gets_hpcprof_and_nothing_else_on_its_path(
     assert seen["state"]
     assert seen["ours"] == {
         "HPCPROF_HANG_AFTER_S": "600",
+        "HPCPROF_OP_STEPS": "10-29",
         "HPCPROF_WORLD_SIZE": "4",
         "HPCPROF_RANK": "3",
         "HPCPROF_RANK_FOLDER": str(run_dir / "ranks/00003"),
