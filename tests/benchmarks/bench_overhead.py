@@ -1,244 +1,186 @@
-"""What recording costs a training on this machine: whole runs with and without it, in turn.
+"""What each level of instrumentation costs, in one process: on and off in turn.
 
     python -m tests.benchmarks.bench_overhead
 
-Two local ranks of the workload image-cnn, in these modes:
+A training loop that knows nothing of hpcprof (overhead_training.py), one rank on one core, under
+``hpcprof launch --profiler none``, for each TensorFlow that is set up. Blocks of 20 steps:
 
-- ``bare``: started directly. The workload's calls of annotate are there, and inert;
-- ``none``: under ``hpcprof launch --profiler none``: our own spans only;
-- ``nsys``: under ``hpcprof launch --profiler nsys``, all of the run recorded;
-- ``window``: the same with some steps recorded; told apart are steps inside and outside.
+- ``off``: hooks are attached and silent;
+- ``L0+L1``: they mark every step, its input and the call of the training function;
+- ``L2``: as well, TensorFlow names each of its operations and the recorder writes them down;
+- ``L3``: as L0+L1, and tf.profiler records (host only); starting and writing are told apart.
 
-Each pass runs every mode once, every other pass in the opposite order (ABBA), so that a drift of
-the machine cancels. In every mode the same few lines note when each step begins; a run's figure is
-the median time from one step to the next. Printed are the median of the runs, the ratio to bare
-(geometric mean over passes of the ratio within a pass) and its 95 % bootstrap interval over passes.
-No limit, as this depends on the machine: leave it alone meanwhile. About 5 minutes.
+The figure of a block is its median step, that of a level the ratio to ``off`` within a round
+(geometric mean over rounds), with the 95 % interval by resampling rounds. Limits: the upper end for
+L0+L1 is at most 1 %, and spans per step times the cost of a span (bench_annotate) at most 0.1 % of
+a step of at least 50 ms. Leave the machine alone meanwhile. About 2 minutes for each TensorFlow.
+Exit code 1 when a limit is exceeded or nothing could be measured, 4 when no TensorFlow is set up.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
-import random
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcprof.artifacts import rank_env
 from hpcprof.artifacts.paths import ArtifactPaths
+from hpcprof.readers import read_rank
+from tests.benchmarks import bench_annotate
+from tests.benchmarks.bench_whole_runs import interval
 from tests.setup import paths as tools
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-MODES = ("bare", "none", "nsys", "window")
-INSIDE, OUTSIDE = "window, inside", "window, outside"
-ROWS = ("bare", "none", "nsys", INSIDE, OUTSIDE)
-WARM_UP_STEPS = 10
-RESAMPLES = 10_000
-_RUN_SECONDS = 300
-
-# the workload, with a note of when each step begins
-_TIMED = """
-import json, os, sys, time
-from hpcprof import annotate
-original, begins = annotate.step, []
-def step(*arguments, **names):
-    begins.append(time.monotonic_ns())
-    return original(*arguments, **names)
-annotate.step = step
-from hpcprof.workloads.cli import main
-code = main(sys.argv[2:])
-with open(os.path.join(sys.argv[1], f"{os.getpid()}.json"), "w") as stream:
-    json.dump(begins, stream)
-sys.exit(code)
-"""
+TRAINING = Path(__file__).with_name("overhead_training.py")
+LEVELS = ("L0+L1", "L2", "L3")
+MAX_OVERHEAD = 0.01  # of L0+L1, upper end of its interval
+MAX_SPANS_SHARE = 0.001  # spans per step times the cost of one
+MIN_STEP_MS = 50.0
+DEEP_EVERY = 5  # rounds with L2 and L3: these need no limit
+_RUN_SECONDS = 1800
 
 
-class Setting(NamedTuple):
-    """What all runs have in common. ``window`` are the first and last step it records."""
+class Measured(NamedTuple):
+    """What one process came to: its blocks, and the spans that a step with hooks has."""
 
-    python: Path
-    nsys: Path
-    strategy: str
-    ranks: int
-    steps: int
-    window: tuple[int, int]
-    data_dir: Path
+    blocks: list[dict[str, Any]]
+    spans_per_step: float
 
 
 class FailedRunError(Exception):
-    """A run ended badly, or did not record what it should have; the text says which and why."""
+    """The training ended badly or was not recorded; the text says why."""
 
 
-def step_times_ms(mode: str, setting: Setting, folder: Path) -> dict[str, float]:
-    """Run once in ``mode``; median step of each row of the table that it has. Raises FailedRun."""
-    times = folder / "times"
-    times.mkdir(parents=True)
-    run_dir = folder / "run"
-    command = [*_launcher(mode, setting, run_dir), str(setting.python), "-c", _TIMED, str(times)]
-    command += ["image-cnn", "--strategy", setting.strategy, "--steps", str(setting.steps)]
-    command += ["--data-dir", str(setting.data_dir)]
-    _run(command, setting, folder)
-    if mode in ("nsys", "window"):
-        _check_recorded(run_dir, setting)
-    inside: list[float] = []
-    outside: list[float] = []
-    for file in times.iterdir():
-        begins = json.loads(file.read_text())
-        for step in range(WARM_UP_STEPS, len(begins) - 1):
-            is_inside = setting.window[0] <= step <= setting.window[1]
-            (inside if is_inside else outside).append((begins[step + 1] - begins[step]) / 1e6)
-    if mode == "window":
-        return {INSIDE: statistics.median(inside), OUTSIDE: statistics.median(outside)}
-    return {mode: statistics.median(inside + outside)}
-
-
-def _launcher(mode: str, setting: Setting, run_dir: Path) -> list[str]:
-    """What goes before the training; writes the run's record."""
-    if mode == "bare":
-        return []
-    section: dict[str, Any] = {"nsys_path": str(setting.nsys)}
-    if mode == "window":
-        section["profile_steps"] = f"{setting.window[0]}-{setting.window[1]}"
-    run_dir.mkdir()
-    record = {"schema": 1, "name": "overhead", "strategy": setting.strategy, "launch": section}
-    ArtifactPaths(run_dir).run_json.write_text(json.dumps(record))
-    profiler = "none" if mode == "none" else "nsys"
-    argv = [sys.executable, "-m", "hpcprof", "launch", "--run-dir", str(run_dir)]
-    return [*argv, "--profiler", profiler, "--"]
-
-
-def _run(command: Sequence[str], setting: Setting, folder: Path) -> None:
-    """All ranks, to their end. Raises FailedRunError."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("HPCPROF_")}
-    environ["PYTHONPATH"] = str(REPOSITORY)
-    if setting.strategy == "horovod":
-        mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", str(setting.ranks)]
-        # on fewer cores than ranks and nsys need, polling would cost the others their time
-        environ["OMPI_MCA_mpi_yield_when_idle"] = "1"
-        starts = [([*mpirun, *command], environ)]
-    else:
-        starts = [(command, {**environ, **rank}) for rank in _multiworker(setting.ranks)]
-    log = folder / "output.log"
-    with log.open("ab") as output:
-        running = [
-            subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-            for argv, env in starts
-        ]
-        try:
-            codes = [process.wait(_RUN_SECONDS) for process in running]
-        finally:
-            for process in running:
-                process.kill()
-    if any(codes):
-        raise FailedRunError(f"ended with {codes}: {log.read_text(errors='replace')[-1000:]}")
-
-
-def _multiworker(ranks: int) -> list[Mapping[str, str]]:
-    """The variables of each rank, as ``hpcprof launch --ranks`` sets them."""
-    holders = [socket.create_server(("127.0.0.1", 0)) for _ in range(ranks)]
-    workers = [f"127.0.0.1:{holder.getsockname()[1]}" for holder in holders]
-    for holder in holders:
-        holder.close()
-    found: list[Mapping[str, str]] = []
-    for rank in range(ranks):
-        task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
-        found.append(
-            {
-                "TF_CONFIG": json.dumps(task),
-                rank_env.LOCAL_RANK: str(rank),
-                rank_env.LOCAL_WORLD_SIZE: str(ranks),
-            }
+def measure(python: Path, rounds: int, block: int) -> Measured:
+    """Run the training once. Raises FailedRunError."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        run_dir, times = folder / "run", folder / "times.json"
+        run_dir.mkdir()
+        record = {"schema": 1, "launch": {"op_steps": None}}
+        ArtifactPaths(run_dir).run_json.write_text(json.dumps(record))
+        command = [sys.executable, "-m", "hpcprof", "launch", "--run-dir", str(run_dir)]
+        command += ["--profiler", "none", "--", str(python), str(TRAINING), str(times)]
+        command += [str(rounds), str(DEEP_EVERY), str(block)]
+        done = subprocess.run(
+            command,
+            env=_environ(),
+            capture_output=True,
+            text=True,
+            timeout=_RUN_SECONDS,
+            check=False,
         )
-    return found
+        if done.returncode or not times.exists():
+            raise FailedRunError((done.stdout + done.stderr)[-1500:])
+        return Measured(json.loads(times.read_text()), _spans_per_step(run_dir, folder))
 
 
-def _check_recorded(run_dir: Path, setting: Setting) -> None:
-    """Raises FailedRunError when nsys was not at work on every rank: that would cost nothing."""
-    for rank in range(setting.ranks):
-        written = json.loads(ArtifactPaths(run_dir).manifest(rank).read_text())
-        if written["state"] != "OK":
-            reasons = [written["state_reason"], *written["warnings"]]
-            raise FailedRunError(f"rank {rank} is {written['state']}: {'; '.join(reasons)}")
+def _environ() -> Mapping[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HPCPROF_")}
+    scripts = REPOSITORY / "tests" / "e2e" / "scripts"
+    kept |= {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{scripts}", "CUDA_VISIBLE_DEVICES": "-1"}
+    kept |= {"TF_CPP_MIN_LOG_LEVEL": "2"}
+    return {**kept, rank_env.LOCAL_RANK: "0", rank_env.LOCAL_WORLD_SIZE: "1"}
 
 
-def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Geometric mean of the ratios of the passes, and its 95 % interval by resampling passes."""
-    logs = [math.log(ratio) for ratio in ratios]
-    chance = random.Random(0)
-    means = sorted(statistics.fmean(chance.choices(logs, k=len(logs))) for _ in range(RESAMPLES))
-    low, high = means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES) - 1]
-    return math.exp(statistics.fmean(logs)), math.exp(low), math.exp(high)
+def _spans_per_step(run_dir: Path, folder: Path) -> float:
+    """Records of ours in a step. Raises FailedRunError without any: that would cost nothing."""
+    spans = read_rank(ArtifactPaths(run_dir), 0, folder, None).spans
+    own = spans[(spans["source"] == "spans") & spans["step"].notna()]
+    steps = own[own["kind"] == "step"]
+    if not len(steps):
+        raise FailedRunError("the hooks marked no step")
+    return len(own[own["step"].isin(steps["step"])]) / len(steps)
 
 
-def print_table(passes: Sequence[Mapping[str, float]]) -> None:
-    """One line for each row that was measured in every pass."""
-    print(f"{'mode':<18}{'step ms':>9}{'ratio':>9}{'95 % interval':>19}{'runs':>6}")
-    for row in ROWS:
-        if not all(row in one for one in passes):
-            print(f"{row:<18}not measured")
+def ratios(blocks: Sequence[Mapping[str, Any]], level: str) -> list[float]:
+    """Median step of the level to that of ``off`` in the same round, for each round with both."""
+    found: dict[int, dict[str, float]] = {}
+    for each in blocks:
+        found.setdefault(each["round"], {})[each["mode"]] = statistics.median(each["ms"])
+    return [one[level] / one["off"] for one in found.values() if level in one and "off" in one]
+
+
+def print_levels(blocks: Sequence[Mapping[str, Any]]) -> bool:
+    """One line per level; whether L0+L1 is within its limit."""
+    is_within = True
+    print(f"{'level':<8}{'step ms':>9}{'cost':>9}{'95 % interval':>22}{'rounds':>8}  limit")
+    for level in ("off", *LEVELS):
+        of_level = [one for one in blocks if one["mode"] == level]
+        step = statistics.median(ms for one in of_level for ms in one["ms"])
+        if level == "off":
+            print(f"{level:<8}{step:>9.2f}")
             continue
-        median = statistics.median(one[row] for one in passes)
-        ratio, low, high = interval([one[row] / one["bare"] for one in passes])
-        # of one or two passes there is nothing to resample
-        bounds = "" if row == "bare" or len(passes) < 3 else f"{low:.3f} to {high:.3f}"
-        print(f"{row:<18}{median:>9.1f}{ratio:>9.3f}{bounds:>19}{len(passes):>6}")
+        found = ratios(blocks, level)
+        mean, low, high = (100 * (value - 1) for value in interval(found))
+        limit = ""
+        if level == LEVELS[0]:
+            is_within = high <= 100 * MAX_OVERHEAD
+            limit = f"upper end at most {MAX_OVERHEAD:.0%}: {_verdict(is_within)}"
+        bounds = f"{low:+.2f} to {high:+.2f} %"
+        print(f"{level:<8}{step:>9.2f}{mean:>+7.2f} %{bounds:>22}{len(found):>8}  {limit}")
+    switches = [one["switch"] for one in blocks if one["mode"] == "L3"]
+    print(f"L3 start and write: {statistics.median(switches):.0f} ms for each window")
+    return is_within
+
+
+def print_spans(python: Path, measured: Measured) -> bool:
+    """Spans per step times unit cost; whether that, and the length of a step, are as promised."""
+    unit_ns = bench_annotate.measure(str(python), {rank_env.OWNER: ""})
+    off = [ms for one in measured.blocks if one["mode"] == "off" for ms in one["ms"]]
+    step_ms = statistics.median(off)
+    share = measured.spans_per_step * unit_ns / (step_ms * 1e6)
+    is_within = share <= MAX_SPANS_SHARE and step_ms >= MIN_STEP_MS
+    print(
+        f"{measured.spans_per_step:.1f} spans per step, {unit_ns:.0f} ns each: {share:.4%} of a "
+        f"step of {step_ms:.1f} ms (limits: {MAX_SPANS_SHARE:.1%}, at least {MIN_STEP_MS:.0f} ms): "
+        f"{_verdict(is_within)}"
+    )
+    return is_within
+
+
+def _verdict(is_within: bool) -> str:
+    return "kept" if is_within else "EXCEEDED"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--passes", type=int, default=4, help="runs of each mode (4)")
-    parser.add_argument("--steps", type=int, default=100, help="in each run (100)")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--strategy", choices=("multiworker", "horovod"), default="multiworker")
-    parser.add_argument("--modes", nargs="+", choices=MODES[1:], default=list(MODES[1:]))
+    parser.add_argument("--rounds", type=int, default=50, help="blocks of each mode (50)")
+    parser.add_argument("--block", type=int, default=20, help="steps in a block (20)")
+    parser.add_argument("--python", type=Path, help="only this one, with TensorFlow")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table; returns 4 when the training environment or nsys is missing."""
+    """Print a table for each TensorFlow; the exit code is told above."""
     options = _parser().parse_args(arguments)
-    python, nsys = tools.train_python(), tools.nsys()
-    if python is None or nsys is None:
-        print("no training environment or no nsys (make setup)", file=sys.stderr)
+    there = [options.python] if options.python else [tools.keras3_python(), tools.train_python()]
+    pythons = [python for python in there if python is not None]
+    if not pythons:
+        print("no training environment (make setup)", file=sys.stderr)
         return 4
-    first = WARM_UP_STEPS + (options.steps - WARM_UP_STEPS) // 3
-    last = WARM_UP_STEPS + 2 * (options.steps - WARM_UP_STEPS) // 3
-    modes = ["bare", *options.modes]
-    passes: list[dict[str, float]] = []
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory() as name:
-        data = Path(name) / "data"
-        setting = Setting(
-            python, nsys, options.strategy, options.ranks, options.steps, (first, last), data
-        )
-        code = 0
+    code = 0
+    for python in pythons:
+        version = [str(python), "-c", "from importlib.metadata import version as v"]
+        version[-1] += "; print('TensorFlow', v('tensorflow'), 'Keras', v('keras'))"
+        print(subprocess.run(version, capture_output=True, text=True, check=True).stdout, end="")
         try:
-            # the first run makes the images, and what the machine reads from disk once
-            step_times_ms("bare", setting._replace(steps=WARM_UP_STEPS + 5), Path(name) / "first")
-            for number in range(options.passes):
-                found: dict[str, float] = {}
-                for mode in modes if number % 2 == 0 else modes[::-1]:
-                    found |= step_times_ms(mode, setting, Path(name) / f"{number}-{mode}")
-                passes.append(found)
-                print(f"pass {number + 1}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+            measured = measure(python, options.rounds, options.block)
         except FailedRunError as error:
-            print(f"a run failed, its pass is left out: {error}", file=sys.stderr)
+            print(f"not measured: {error}", file=sys.stderr)
             code = 1
-    print(f"{options.strategy}, {options.ranks} ranks, {options.steps} steps")
-    print(f"window: steps {first} to {last}; the first {WARM_UP_STEPS} steps are left out")
-    if passes:
-        print_table(passes)
+            continue
+        kept = [print_levels(measured.blocks), print_spans(python, measured)]
+        code = code if all(kept) else 1
     return code
 
 
