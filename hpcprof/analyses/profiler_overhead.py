@@ -1,10 +1,12 @@
-"""By how much did the profiler lengthen the steps that it recorded?
+"""By how much did a profiler lengthen the steps that it recorded?
+
+Asked for each that works in a window of steps: nsys, the naming of operations, tf.profiler.
 
 1. The length of a step on a rank is the time from the end of the step before to its own end, on the
    rank's own clock.
 2. Inside: the steps that the profiler recorded on every rank it recorded at all. Outside: equally
-   many steps just before and just after, that it recorded on none. Warm-up and steps during which
-   a profiler was at work (busy_steps.py) count for neither.
+   many steps just before and just after, that it recorded on none, nor did another (``apart``).
+   Warm-up and steps during which a profiler was at work (busy_steps.py) count for neither.
 3. Per rank: median inside over the mean of the two medians outside, minus 1. The mean of both sides
    takes out what changes steadily over the run (a schedule, a warming disk). Over the ranks the
    median: they wait for each other, so that all see much the same.
@@ -17,7 +19,7 @@ the profiler costs all the time, also when it does not record, is on both sides 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,12 +36,43 @@ Vector = npt.NDArray[np.float64]
 KINDS_READ = [c.STEP_KIND, c.BUSY]
 COLUMNS_READ = [c.START_NS, c.END_NS, c.KIND, c.STEP]
 
-MIN_INSIDE = 20
-MIN_EACH_SIDE = 10  # 20 outside; a window that begins at step 20 leaves no more before it
+
+@dataclass(frozen=True)
+class Asked:
+    """Of what the overhead is asked: how a reason names it, and how few steps can tell it.
+
+    ``did``: "nsys recorded"; ``everywhere``: the reason where it did so in nearly every step.
+    """
+
+    did: str
+    everywhere: str
+    min_inside: int
+    min_each_side: int
+
+
+NSYS = Asked(
+    did="nsys recorded",
+    everywhere="nsys recorded nearly every step; with a window (profile: {steps: 20-59}) it can be",
+    min_inside=20,
+    min_each_side=10,  # 20 outside; a window that begins at step 20 leaves no more before it
+)
+# their windows are steps 10-29 and 30-39 if nobody says otherwise, and what is before the first of
+# them is partly warm-up: the interval says how little that is
+OPERATIONS = Asked(
+    did="operations were named",
+    everywhere="operations were named in nearly every step; with a shorter window it can be",
+    min_inside=10,
+    min_each_side=4,
+)
+TF_PROFILER = Asked(
+    did="tf.profiler recorded",
+    everywhere="tf.profiler recorded nearly every step; with a shorter window it can be",
+    min_inside=8,
+    min_each_side=4,
+)
 # of a long window so many steps, and twice as many as the window has on each side of it: bounded,
 # whatever the length of the run and the number of ranks
 MOST_INSIDE = 2_000
-EVERY_STEP = "nsys recorded nearly every step; with a window (profile: {steps: 20-59}) it can be"
 NAN = float("nan")
 
 
@@ -106,7 +139,7 @@ def _near(lengths: pd.Series[int], first: int, last: int) -> pd.Series[int]:
         # the same of all ranks, and not at a fixed distance, as checkpoints are
         scattered = (inside.index.to_numpy(np.int64) * 2_654_435_761) % 2**32
         inside = inside[scattered < 2**32 * MOST_INSIDE / len(inside)]
-    around = 2 * max(MIN_INSIDE, len(inside))
+    around = 2 * max(NSYS.min_inside, len(inside))
     near: pd.Series[int] = pd.concat(
         [lengths[steps < first].tail(around), inside, lengths[steps > last].head(around)]
     )
@@ -114,10 +147,13 @@ def _near(lengths: pd.Series[int], first: int, last: int) -> pd.Series[int]:
 
 
 def profiler_overhead(
-    ranks: Mapping[int, RankSteps], recorded: Mapping[int, tuple[int, int]]
+    ranks: Mapping[int, RankSteps],
+    recorded: Mapping[int, tuple[int, int]],
+    asked: Asked = NSYS,
+    apart: Collection[int] = (),
 ) -> ProfilerOverhead:
     """Compare. ``recorded``: first and last step that the profiler recorded, of each profiled rank;
-    ``ranks`` has all of these.
+    ``ranks`` has all of these. ``apart``: steps outside that are not like the others.
     """
     if not recorded:
         return ProfilerOverhead()
@@ -127,16 +163,17 @@ def profiler_overhead(
     lengths = pd.concat(tables, axis="columns", join="inner").sort_index()
     busy = np.concatenate([ranks[rank].busy for rank in tables])  # of any rank
     lengths = lengths[~lengths.index.isin(busy)]
-    parts = _parts(lengths, recorded, first, last)
-    if parts.before.size + parts.after.size < min(MIN_EACH_SIDE, parts.inside.size):
-        return ProfilerOverhead(reason=EVERY_STEP, first_step=first, last_step=last)
+    parts = _parts(lengths, recorded, (first, last), apart)
+    left = parts.before.size + parts.after.size
+    if left < min(asked.min_each_side, parts.inside.size) and not apart:
+        return ProfilerOverhead(reason=asked.everywhere, first_step=first, last_step=last)
     side = min(parts.before.size, parts.after.size, parts.inside.size)
-    if parts.inside.size < MIN_INSIDE or side < MIN_EACH_SIDE:
+    if parts.inside.size < asked.min_inside or side < asked.min_each_side:
         return ProfilerOverhead(
             "insufficient",
-            f"{parts.inside.size} steps in which nsys recorded, {parts.before.size} before and "
-            f"{parts.after.size} after them can be compared; at least {MIN_INSIDE}, and "
-            f"{MIN_EACH_SIDE} on each side, are needed",
+            f"{parts.inside.size} steps in which {asked.did}, {parts.before.size} before and "
+            f"{parts.after.size} after them can be compared; at least {asked.min_inside}, and "
+            f"{asked.min_each_side} on each side, are needed",
             first_step=first,
             last_step=last,
         )
@@ -145,16 +182,19 @@ def profiler_overhead(
 
 
 def _parts(
-    lengths: pd.DataFrame, recorded: Mapping[int, tuple[int, int]], first: int, last: int
+    lengths: pd.DataFrame,
+    recorded: Mapping[int, tuple[int, int]],
+    window: tuple[int, int],
+    apart: Collection[int],
 ) -> _Parts:
     steps = lengths.index.to_numpy(np.int64)
     earliest = min(begin for begin, _ in recorded.values())
     latest = max(end for _, end in recorded.values())
-    outside = steps[(steps < earliest) | (steps > latest)]
+    outside = steps[((steps < earliest) | (steps > latest)) & ~np.isin(steps, list(apart))]
     if outside.size:
         typical = lengths.loc[outside].median(axis="columns").to_numpy(np.float64)
         outside = outside[warm_up_steps(typical) :]
-    inside = steps[(steps >= first) & (steps <= last)]
+    inside = steps[(steps >= window[0]) & (steps <= window[1])]
     return _Parts(outside[outside < earliest], inside, outside[outside > latest])
 
 

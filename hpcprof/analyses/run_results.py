@@ -12,6 +12,7 @@ from hpcprof.analyses.hangs import HangEpisode
 from hpcprof.analyses.horovod_phases import HorovodPhases
 from hpcprof.analyses.interconnect import Interconnect
 from hpcprof.analyses.node_reads import NodeReads
+from hpcprof.analyses.op_phases import NamedWindows, OpPhases
 from hpcprof.analyses.phase_times import PhaseTimes
 from hpcprof.analyses.profiler_overhead import ProfilerOverhead
 from hpcprof.analyses.stragglers import Stragglers
@@ -65,7 +66,8 @@ class RunResults:
     could be asked. ``interconnect`` and ``reads`` (of the data set, by the agents) are without any
     number where nothing was measured. ``transfer_form``: like ``collective_form``, of the
     collectives by which the transfer was judged; "" says that it is the same. ``busy``: steps left
-    out because a profiler was at work.
+    out because a profiler was at work. ``overhead`` is that of nsys; ``naming_overhead`` that of
+    what named operations: "nvtx" and "tf_profiler", where they were at work (``named``).
     """
 
     job: JobInfo
@@ -88,3 +90,6 @@ class RunResults:
     busy: BusySteps = field(default_factory=BusySteps)
     overhead: ProfilerOverhead = field(default_factory=ProfilerOverhead)
     hangs: tuple[HangEpisode, ...] = ()
+    op_phases: OpPhases = field(default_factory=OpPhases)
+    named: NamedWindows = field(default_factory=NamedWindows)
+    naming_overhead: Mapping[str, ProfilerOverhead] = field(default_factory=dict)

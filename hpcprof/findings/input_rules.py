@@ -63,7 +63,7 @@ def input_not_assessed(results: RunResults) -> Iterator[Finding]:
     reason = why_too_few(results.busy, results.phase_times.steps)
     if not reason:
         if not marks_input(results):
-            yield _unmarked()
+            yield _unmarked(results)
         return
     what = "whether the input keeps up"
     if results.busy.are_too_many:
@@ -82,7 +82,17 @@ def marks_input(results: RunResults) -> bool:
     return any(wait > 0 for wait in results.phase_times.median_ns.get(c.INPUT, ()))
 
 
-def _unmarked() -> Finding:
+def _unmarked(results: RunResults) -> Finding:
+    trainings = [info.training for info in results.ranks if info.training is not None]
+    reasons = {t.input_not_separable for t in trainings if t.input_not_separable}
+    if reasons:
+        return Finding(
+            rule="input-not-assessed",
+            level=INFO,
+            status=NOT_COLLECTED,
+            message="whether the input keeps up: the wait for it is not told apart "
+            f"({'; '.join(sorted(reasons))})",
+        )
     return Finding(
         rule="input-not-assessed",
         level=INFO,

@@ -13,7 +13,8 @@ from hpcprof.findings.read_evidence import read_evidence
 from hpcprof.findings.registry import rule
 from hpcprof.findings.step_advice import more_steps
 from hpcprof.findings.thresholds import STRAGGLER_INFO_FRAC, straggler_level
-from hpcprof.units import counted, duration, percent, ranks
+from hpcprof.trace.columns import COMPUTE_PHASE
+from hpcprof.units import counted, duration, number_list, percent, ranks
 
 _ADVICE = {
     ("input", stragglers.NODE): "compare how fast this node reads the data set with another node; "
@@ -132,6 +133,7 @@ def _evidence(results: RunResults, straggler: Straggler, cause: Cause) -> Iterat
                 f"{piece} takes {duration(cause.own_ns[piece])} per step there and "
                 f"{duration(cause.others_ns[piece])} on the other ranks"
             )
+    yield from _told_apart(cause)
     yield (
         f"{percent(cause.coverage)} of the lateness is explained by {', '.join(cause.names)}"
         if (cause.names != (causes.UNEXPLAINED,))
@@ -145,6 +147,15 @@ def _evidence(results: RunResults, straggler: Straggler, cause: Cause) -> Iterat
     if "input" in cause.names:
         yield from read_evidence(results, straggler.nodes)
     yield f"compared over {results.stragglers.steps_used} steps, with no clock shared between ranks"
+
+
+def _told_apart(cause: Cause) -> Iterator[str]:
+    """How the phases inside the call of the training function are known, where they are named."""
+    if cause.named_steps:
+        steps = f"{counted(len(cause.named_steps), 'step')} ({number_list(cause.named_steps)})"
+        yield f"the phases inside the training function are those of {steps} with named operations"
+    elif cause.phase == COMPUTE_PHASE:
+        yield "compute is the call of the training function; its phases are not known on every rank"
 
 
 def _advice(results: RunResults, straggler: Straggler, cause: Cause) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from hpcprof.align.node_clock import UNCALIBRATED
-from hpcprof.analyses import step_matrix
+from hpcprof.analyses import op_phases, step_matrix
 from hpcprof.analyses import timeline as timelines
 from hpcprof.analyses.causes import cause
 from hpcprof.analyses.collectives import MatchedCollectives
@@ -25,8 +25,9 @@ from hpcprof.analyses.step_matrix import StepMatrix
 from hpcprof.analyses.stragglers import are_connected, stragglers
 from hpcprof.pipeline.agents import AgentRecords
 from hpcprof.pipeline.ingest import Ingested
+from hpcprof.pipeline.named_ops import named_ops
 from hpcprof.pipeline.rank_parts import rank_parts, timeline_spans
-from hpcprof.pipeline.step_ends import last_ended_steps, measured_overhead
+from hpcprof.pipeline.step_ends import last_ended_steps, measured_overhead, overhead_of_naming
 from hpcprof.readers.slurm_accounting import job_record
 from hpcprof.reports.figures import figures_record
 from hpcprof.trace import columns as c
@@ -54,6 +55,7 @@ def analyse(ingested: Ingested, job: JobInfo, steps: range | None = None) -> Ana
     parts = rank_parts(store, shared, steps)
     matrix = step_matrix.across_ranks(parts.frames, job.world_size, parts.busy)
     named = step_matrix.across_ranks(parts.named, job.world_size, parts.busy)
+    operations = named_ops(store, steps)
     collectives = parts.collectives
     connected = are_connected(infos)
     if matrix.busy.are_too_many or not connected:
@@ -85,8 +87,11 @@ def analyse(ingested: Ingested, job: JobInfo, steps: range | None = None) -> Ana
         agents=ingested.agents.outcome,
         transfer_form=shared.transfer.form,
         busy=matrix.busy,
-        overhead=measured_overhead(store, infos),
+        overhead=measured_overhead(store, infos, operations.windows),
         hangs=hang_episodes(infos, last_ended_steps(store, infos), parts.frames),
+        op_phases=op_phases.across_ranks(operations.frames, job.world_size, parts.busy),
+        named=operations.windows,
+        naming_overhead=overhead_of_naming(store, operations.windows),
     )
     return Analysis(results, matrix)
 

@@ -5,17 +5,25 @@ Reads the step spans of a store, one rank at a time, and nothing in the usual ru
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from hpcprof.analyses import profiler_overhead as overhead
-from hpcprof.analyses.profiler_overhead import ProfilerOverhead, profiler_overhead, rank_steps
+from hpcprof.analyses.op_phases import NamedWindows
+from hpcprof.analyses.profiler_overhead import (
+    Asked,
+    ProfilerOverhead,
+    profiler_overhead,
+    rank_steps,
+)
 from hpcprof.trace.columns import STEP, STEP_KIND
 from hpcprof.trace.model import RankInfo
 from hpcprof.trace.store import TraceStore
 
 
-def measured_overhead(store: TraceStore, infos: Iterable[RankInfo]) -> ProfilerOverhead:
-    """What the profiler cost in the steps that it recorded."""
+def measured_overhead(
+    store: TraceStore, infos: Iterable[RankInfo], windows: NamedWindows
+) -> ProfilerOverhead:
+    """What nsys cost in the steps that it recorded."""
     recorded, is_part = {}, False
     for info in infos:
         nsys, spans = _steps(info, "nsys"), _steps(info, "spans")
@@ -26,13 +34,39 @@ def measured_overhead(store: TraceStore, infos: Iterable[RankInfo]) -> ProfilerO
     if not recorded:
         return ProfilerOverhead()
     if not is_part:
-        return ProfilerOverhead(reason=overhead.EVERY_STEP)
+        return ProfilerOverhead(reason=overhead.NSYS.everywhere)
+    return _compared(store, recorded, overhead.NSYS, windows.steps)
+
+
+def overhead_of_naming(store: TraceStore, windows: NamedWindows) -> dict[str, ProfilerOverhead]:
+    """What the naming of operations, and what tf.profiler cost: by the field of NamedWindows.
+
+    Only of those that were at work on any rank.
+    """
+    found = {}
+    if windows.nvtx:
+        apart = _covered(windows.tf_profiler)
+        found["nvtx"] = _compared(store, windows.nvtx, overhead.OPERATIONS, apart)
+    if windows.tf_profiler:
+        apart = _covered(windows.nvtx)
+        found["tf_profiler"] = _compared(store, windows.tf_profiler, overhead.TF_PROFILER, apart)
+    return found
+
+
+def _compared(
+    store: TraceStore, recorded: Mapping[int, tuple[int, int]], asked: Asked, apart: set[int]
+) -> ProfilerOverhead:
     window = min(first for first, _ in recorded.values()), max(n for _, n in recorded.values())
+    around = window[0] - len(apart), window[1] + len(apart)
     ranks = {
-        rank: rank_steps(store.read_spans(rank, overhead.COLUMNS_READ, overhead.KINDS_READ), window)
+        rank: rank_steps(store.read_spans(rank, overhead.COLUMNS_READ, overhead.KINDS_READ), around)
         for rank in recorded
     }
-    return profiler_overhead(ranks, recorded)
+    return profiler_overhead(ranks, recorded, asked, apart)
+
+
+def _covered(windows: Mapping[int, tuple[int, int]]) -> set[int]:
+    return {step for first, last in windows.values() for step in range(first, last + 1)}
 
 
 def _steps(info: RankInfo, name: str) -> tuple[int, int] | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcprof.reports.agent_notes import note_sentences
+from hpcprof.reports.operation_tables import not_told_apart, operation_facts, operation_tables
 from hpcprof.reports.profiler_notes import profiler_notes
 from hpcprof.reports.quality_tables import clock_table, order_note, quality_table
 from hpcprof.reports.table import Table
@@ -45,8 +46,8 @@ class Entry:
 class Document:
     """A whole report: headline, labelled facts, findings, labelled remarks, tables.
 
-    ``appendix`` (clocks, what was recorded) and ``order_note`` (what a timeline can show of order
-    between nodes) are for pages; a screen has no room for them.
+    ``appendix`` (inside the step, clocks, what was recorded) and ``order_note`` (what a timeline
+    can show of order between nodes) are for pages; a screen has no room for them.
     """
 
     headline: str
@@ -64,6 +65,7 @@ def build_document(record: dict[str, Any]) -> Document:
     unjudged = [f for f in record["findings"] if f["status"] != "ok"]
     remarks = [("healthy", sentence) for sentence in record["healthy"]]
     remarks += [_remark(finding) for finding in unjudged]
+    remarks += [("not measured", sentence) for sentence in not_told_apart(record)]
     remarks += [("not measured", sentence) for sentence in _agent_notes(record)]
     return Document(
         headline=_headline(record),
@@ -71,7 +73,7 @@ def build_document(record: dict[str, Any]) -> Document:
         entries=tuple(_entry(number, finding) for number, finding in enumerate(judged, start=1)),
         remarks=tuple(remarks),
         tables=tuple(_tables(record)),
-        appendix=(clock_table(record), quality_table(record)),
+        appendix=(*operation_tables(record), clock_table(record), quality_table(record)),
         order_note=order_note(record),
     )
 
@@ -94,6 +96,7 @@ def _facts(record: dict[str, Any], judged: list[dict[str, Any]]) -> Iterator[tup
         left = (record["quality"].get("busy_steps") or {}).get("left")
         which = "too few steps" if left else "no step"
         yield "step", f"unknown: {which} could be compared across ranks"
+        yield from operation_facts(record)
         yield from _profiler(record)
         return
     text = f"{duration(run['step_ns'])} (median; {run['warm_up_steps']} warm-up steps left out)"
@@ -108,6 +111,7 @@ def _facts(record: dict[str, Any], judged: list[dict[str, Any]]) -> Iterator[tup
             f"(−{percent(saved)} {percent_interval(low, high)})"
         )
     yield "step", text
+    yield from operation_facts(record)
     if run["payload_bytes"]:
         yield "allreduce", f"{nbytes(run['payload_bytes'])} per step and rank{_transfer(record)}"
     if record.get("horovod"):

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcprof.analyses.run_results import RunResults
 from hpcprof.findings.model import Finding
-from hpcprof.trace.model import RankInfo
+from hpcprof.trace.model import RankInfo, Training
 
 SCHEMA = 1
 
@@ -28,12 +28,17 @@ def findings_record(
             "transfer_collectives": results.transfer_form or results.collective_form,
             "busy_steps": _plain(asdict(results.busy)),
             "profiler_overhead": _plain(asdict(results.overhead)),
+            "named_steps": _plain(asdict(results.named)),
+            "naming_overhead": {
+                name: _plain(asdict(cost)) for name, cost in results.naming_overhead.items()
+            },
             "agent_notes": [_plain(asdict(note)) for note in results.agents.notes],
         },
         "findings": [_finding(finding) for finding in findings],
         "healthy": healthy,
         "clocks": {node: _plain(clock.summary()) for node, clock in results.clocks.items()},
         "phases": _phases(results),
+        "operations": _plain(asdict(results.op_phases)),
         "horovod": None if results.horovod is None else _plain(asdict(results.horovod)),
         "interconnect": _plain(asdict(results.interconnect)),
         "reads": _plain(asdict(results.reads)),
@@ -73,8 +78,18 @@ def _rank(info: RankInfo) -> dict[str, Any]:
             "gpus": None if info.gpus is None else [gpu._asdict() for gpu in info.gpus],
             "horovod_size": info.horovod_size,
             "hangs": [{"step": hang.step, "seconds": hang.seconds} for hang in info.hangs],
+            "training": None if info.training is None else _training(info.training),
         }
     )
+
+
+def _training(training: Training) -> dict[str, Any]:
+    """What the hooks saw, as far as a report speaks of it."""
+    names = (
+        *("steps_by", "versions", "hooks", "strategy", "replicas", "optimizer", "batch_size"),
+        *("input_not_separable", "phases_not_separable", "op_steps", "tf_steps", "warnings"),
+    )
+    return {name: getattr(training, name) for name in names}
 
 
 def _finding(finding: Finding) -> dict[str, Any]:

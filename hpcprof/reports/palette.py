@@ -16,6 +16,7 @@ PHASE_COLOURS = {
     c.OPTIMIZER: "#f0e442",
     c.CHECKPOINT: "#d55e00",
     c.EVAL: "#000000",
+    c.COMPUTE_PHASE: "#332288",  # Tol's indigo: the eight of Okabe and Ito are taken
     c.OTHER: "#b0b0b0",
 }
 # parts of the step in the tables: both are spent inside the allreduce

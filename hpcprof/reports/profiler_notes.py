@@ -16,10 +16,22 @@ _MOST_WINDOWS = 3
 _DRIFT_WORTH_SAYING = 0.02
 
 
+# how a number, and how the lack of it, begins
+_NSYS = "overhead", "overhead not measured"
+_NAMING = {
+    "nvtx": ("naming operations costs", "cost of naming operations not measured"),
+    "tf_profiler": ("tf.profiler costs", "cost of tf.profiler not measured"),
+}
+
+
 def profiler_notes(record: dict[str, Any]) -> Iterator[str]:
     """Sentences without a full stop, one per line of the report; none in a run without profiler."""
     yield from _windows(record)
-    yield from _overhead(record["quality"].get("profiler_overhead") or {})
+    yield from _overhead(record["quality"].get("profiler_overhead") or {}, _NSYS)
+    for name, words in _NAMING.items():
+        yield from _overhead(
+            (record["quality"].get("naming_overhead") or {}).get(name) or {}, words
+        )
     yield from busy_note(record)
 
 
@@ -74,14 +86,14 @@ def _shortened(steps: list[int]) -> str:
     return text if len(text) <= 24 else f"between {steps[0]} and {steps[-1]}"
 
 
-def _overhead(cost: dict[str, Any]) -> Iterator[str]:
+def _overhead(cost: dict[str, Any], words: tuple[str, str]) -> Iterator[str]:
     if cost.get("status") != "ok":
         if cost.get("reason"):
-            yield f"overhead not measured: {cost['reason']}"
+            yield f"{words[1]}: {cost['reason']}"
         return
     frac, side = cost["overhead_frac"], cost["each_side"]
     text = (
-        f"overhead {'+' if frac > 0 else ''}{percent(frac)} of a step "
+        f"{words[0]} {'+' if frac > 0 else ''}{percent(frac)} of a step "
         f"{percent_interval(*cost['overhead_frac_ci'])} (95 % interval; {cost['inside']} of the "
         f"recorded steps against {side} just before and {side} just after)"
     )

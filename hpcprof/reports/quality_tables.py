@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from hpcprof.artifacts.training_record import ATTACHED
+from hpcprof.reports.operation_tables import detail_of
 from hpcprof.reports.profiler_notes import busy_note
 from hpcprof.reports.table import Table
 from hpcprof.units import counted, duration, number_list, ranks
@@ -87,21 +89,23 @@ def quality_table(record: dict[str, Any]) -> Table:
     infos = record["quality"]["ranks"]
     with_gpus = any(info.get("gpus") is not None for info in infos)
     names = sorted({name for info in infos for name in info["sources"]}, key=_own_first)
+    with_detail = any(info.get("training") for info in infos) or _is_named(record)
     alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for info in infos:
         gpus = [_gpus(info, with_uuid=len(infos) <= _MAX_UUIDS)] if with_gpus else []
+        detail = [detail_of(record, info["rank"])] if with_detail else []
         states, said = _quality_row(info, names)
-        alike.setdefault((*states, *gpus, said), []).append(info)
+        alike.setdefault((*states, *detail, *gpus, said), []).append(info)
     rows = [
         (number_list(info["rank"] for info in group), _nodes(group), *row)
         for row, group in alike.items()
     ]
     missing = record["quality"]["missing"]
     if missing:
-        nothing = ["nothing" for _ in names] + [""] * (3 if with_gpus else 2)
+        nothing = ["nothing" for _ in names] + [""] * (2 + with_gpus + with_detail)
         rows.append((number_list(missing), "", *nothing, _NOTHING_LEFT))
-    last = ("GPU", "missing, and warnings") if with_gpus else ("missing, and warnings",)
-    heads = ("ranks", "node", *names, "steps", "exit code", *last)
+    added = [head for head, is_there in (("detail", with_detail), ("GPU", with_gpus)) if is_there]
+    heads = ("ranks", "node", *names, "steps", "exit code", *added, "missing, and warnings")
     everything = tuple(range(len(heads)))
     note = " ".join(_gaps(record))
     return Table("what was recorded", heads, tuple(rows), note, text_columns=everything)
@@ -127,7 +131,18 @@ def _quality_row(info: dict[str, Any], names: list[str]) -> tuple[tuple[str, ...
         f"{name}: {warning}" for name, s in sources.items() for warning in s.get("warnings", [])
     ]
     said += info.get("warnings", [])
+    said += _hooks_that_failed(info.get("training") or {})
     return (*states, steps, exit_code), "; ".join(said) or "none"
+
+
+def _is_named(record: dict[str, Any]) -> bool:
+    """Whether operations were named on any rank."""
+    return any((record["quality"].get("named_steps") or {}).values())
+
+
+def _hooks_that_failed(training: dict[str, Any]) -> list[str]:
+    hooks = training.get("hooks") or {}
+    return [f"hook {name} {state}" for name, state in sorted(hooks.items()) if state != ATTACHED]
 
 
 def _gpus(info: dict[str, Any], *, with_uuid: bool) -> str:

@@ -1,0 +1,45 @@
+"""The steps whose operations were named: what is read of each rank, and which steps these are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from hpcprof.analyses import op_phases
+from hpcprof.analyses.op_phases import TF_PROFILER, NamedWindows
+from hpcprof.trace.columns import EXECUTOR_OP, SOURCE, STEP
+from hpcprof.trace.store import TraceStore
+
+
+@dataclass(frozen=True)
+class NamedOps:
+    """``frames``: rank → ``op_phases.per_rank``, of the ranks that named operations."""
+
+    frames: Mapping[int, pd.DataFrame]
+    windows: NamedWindows
+
+
+def named_ops(store: TraceStore, within: range | None = None) -> NamedOps:
+    """One pass over the ranks, which reads little of those without operations.
+
+    ``within``: frames of these steps only; None means all.
+    """
+    frames: dict[int, pd.DataFrame] = {}
+    nvtx: dict[int, tuple[int, int]] = {}
+    tf_profiler: dict[int, tuple[int, int]] = {}
+    for rank in store.ranks():
+        ops = store.read_spans(rank, [STEP, SOURCE], [EXECUTOR_OP]).dropna(subset=[STEP])
+        if not len(ops):
+            continue
+        is_tf = (ops[SOURCE] == TF_PROFILER).to_numpy(dtype=bool)
+        steps = ops[STEP].to_numpy(dtype=np.int64)
+        for windows, chosen in ((nvtx, steps[~is_tf]), (tf_profiler, steps[is_tf])):
+            if chosen.size:
+                windows[rank] = int(chosen.min()), int(chosen.max())
+        spans = store.read_spans(rank, op_phases.COLUMNS_READ, op_phases.KINDS_READ)
+        frame = op_phases.per_rank(spans)
+        frames[rank] = frame if within is None else frame.loc[frame.index.isin(within)]
+    return NamedOps(frames, NamedWindows(nvtx, tf_profiler))

@@ -1,0 +1,159 @@
+"""Traces of an unmodified Horovod training as the hooks and the recorder leave them, truth known.
+
+Each step has a wait for input, one call of the compiled training function, and Horovod's range of
+each of three tensors; in a window of steps also the operations, on two executor threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcprof.align.node_clock import TIGHT, NodeClock
+from hpcprof.analyses.run_results import RunResults
+from hpcprof.analyses.shared_steps import step_counts
+from hpcprof.artifacts import manifest
+from hpcprof.pipeline.agents import AgentRecords
+from hpcprof.pipeline.analysis import analyse
+from hpcprof.pipeline.ingest import Ingested
+from hpcprof.trace import columns as c
+from hpcprof.trace.check import check_spans
+from hpcprof.trace.frame import spans_frame
+from hpcprof.trace.model import JobInfo, Moment, RankInfo, SourceState, Trace, Training
+from hpcprof.trace.store import TraceStore
+
+MS = 1_000_000
+MEAN_MS = {c.INPUT: 2.0, c.FORWARD: 30.0, c.BACKWARD: 60.0, c.OPTIMIZER: 5.0, "host": 3.0}
+UNNAMED_MS = 0.4  # at the start of each call, before the first operation
+TRANSFER_MS = 10.0
+WINDOW = range(10, 30)
+Rows = list[dict[str, Any]]
+
+
+def write_traces(
+    folder: Path,
+    ranks: int = 4,
+    steps: int = 60,
+    extra_ms: Mapping[tuple[int, str], float] | None = None,
+    window: Callable[[int], Collection[int]] = lambda _rank: WINDOW,
+    in_window_frac: float = 0.0,
+    transfer_ms: float = TRANSFER_MS,
+    collectives: bool = True,
+    training: Training | None = None,
+) -> TraceStore:
+    """A store of aligned traces; ``extra_ms`` (rank, phase) slows a rank in every step.
+
+    ``window``: rank → steps whose operations are named there. ``in_window_frac``: what the naming
+    adds to all work of those steps. Two ranks are on one node.
+    """
+    rows: list[Rows] = [[] for _ in range(ranks)]
+    now = [0] * ranks
+    for step in range(steps):
+        plans = [
+            _Plan(rank, step, extra_ms or {}, in_window_frac if step in window(rank) else 0.0)
+            for rank in range(ranks)
+        ]
+        ready = [begin + plan.until_ready for begin, plan in zip(now, plans, strict=True)]
+        done = max(ready) + int(transfer_ms * MS)
+        for rank, plan in enumerate(plans):
+            named = step in window(rank)
+            end = done if collectives else ready[rank] + int(transfer_ms * MS)
+            rows[rank] += plan.rows(now[rank], end, named=named, collectives=collectives)
+            now[rank] = end + plan.after_ns
+    store = TraceStore(folder / "store")
+    for rank in range(ranks):
+        names = [*rows[rank][0], c.OP, c.BYTES, c.LANE, c.REPLICA]
+        table = spans_frame({name: [row.get(name) for row in rows[rank]] for name in names})
+        info = _info(rank, ranks, steps, training)
+        store.write(Trace(info, check_spans(table)))
+    return store
+
+
+def results(store: TraceStore, steps: range | None = None) -> RunResults:
+    """What analyses find in the store."""
+    infos = [store.rank_info(rank) for rank in store.ranks()]
+    nodes = tuple(sorted({info.node for info in infos}))
+    counts = {info.rank: step_counts(store.read_spans(info.rank)) for info in infos}
+    clocks = {node: NodeClock(node, 0, 0, 0, 2_000, "test", TIGHT, 4) for node in nodes}
+    ingested = Ingested(store, clocks, 0, AgentRecords(), None, counts, ())
+    job = JobInfo("zero-code", "", "horovod", infos[0].world_size, nodes)
+    return analyse(ingested, job, steps).results
+
+
+def _info(rank: int, ranks: int, steps: int, training: Training | None) -> RankInfo:
+    states = {
+        name: SourceState(name, manifest.OK, rows=9, first_step=0, last_step=steps - 1)
+        for name in ("spans", "recorder")
+    }
+    return RankInfo(
+        *(rank, rank % 2, f"node{rank // 2}", ranks),
+        exit_code=0,
+        started=Moment(100 * 10**9, 0),
+        ended=Moment(10**12, 10**12),
+        sources=states,
+        training=training,
+    )
+
+
+class _Plan:
+    """What one rank does in one step, in ns."""
+
+    def __init__(
+        self, rank: int, step: int, extra_ms: Mapping[tuple[int, str], float], slower: float
+    ) -> None:
+        self.step = step
+        wobble = (step * 7 + rank * 3) % 5 * 1000  # a rank's noise would be 0 without
+        self.ns = {
+            name: round((mean + extra_ms.get((rank, name), 0.0)) * MS * (1 + slower)) + wobble
+            for name, mean in MEAN_MS.items()
+        }
+        self.until_ready = (
+            self.ns[c.INPUT] + round(UNNAMED_MS * MS) + self.ns[c.FORWARD] + self.ns[c.BACKWARD]
+        )
+        self.after_ns = self.ns[c.OPTIMIZER] + self.ns["host"]
+
+    def rows(self, begin: int, done: int, *, named: bool, collectives: bool) -> Rows:
+        """The spans of the step; its collectives end at ``done``."""
+        call = begin + self.ns[c.INPUT]
+        forward = call + round(UNNAMED_MS * MS)
+        backward = forward + self.ns[c.FORWARD]
+        ready = backward + self.ns[c.BACKWARD]
+        end = done + self.ns[c.OPTIMIZER]
+        rows = [
+            self._row(begin, end, c.STEP_KIND, "step", "hpcprof"),
+            self._row(begin, call, c.PHASE_KIND, c.INPUT, "hpcprof", phase=c.INPUT),
+            self._row(call, end, c.PHASE_KIND, c.COMPUTE_PHASE, "hpcprof", phase=c.COMPUTE_PHASE),
+        ]
+        if collectives:
+            for number in (1, 2, 3):
+                handed_over = backward + self.ns[c.BACKWARD] * number // 3
+                row = self._row(handed_over, done, c.COLLECTIVE, "HorovodAllreduce", "recorder")
+                rows.append({**row, c.OP: "allreduce", c.BYTES: 1000})
+        if named:
+            rows += self._ops(forward, backward, c.FORWARD)
+            rows += self._ops(backward, ready, c.BACKWARD)
+            rows += self._ops(done, end, c.OPTIMIZER)
+            rows.append(self._op(call, call + 1000, c.OTHER, "thread 1"))
+        return rows
+
+    def _ops(self, begin: int, end: int, phase: str) -> Rows:
+        """Two threads at work: one all the time in two operations, one in the middle."""
+        third = (end - begin) // 3
+        return [
+            self._op(begin, begin + third, phase, "thread 1"),
+            self._op(begin + third, end, phase, "thread 1"),
+            self._op(begin + third, end - third, phase, "thread 2"),
+        ]
+
+    def _op(self, begin: int, end: int, phase: str, lane: str) -> dict[str, Any]:
+        row = self._row(begin, end, c.EXECUTOR_OP, f"{phase}/MatMul:MatMul", "recorder", phase)
+        return {**row, c.LANE: lane}
+
+    def _row(
+        self, begin: int, end: int, kind: str, name: str, source: str, phase: str | None = None
+    ) -> dict[str, Any]:
+        return {
+            **{c.START_NS: begin, c.END_NS: end, c.KIND: kind, c.NAME: name},
+            **{c.PHASE: phase, c.STEP: self.step, c.SOURCE: source},
+        }
