@@ -19,6 +19,9 @@ BY_LOOP = "loop"  # a loop over tf.data, or of calls of a training function
 ATTACHED = "attached"
 FAILED = "failed"  # followed by ": " and why
 
+# who made an operation whose name does not tell it
+BACKWARD_OPS, OPTIMIZER_OPS, INPUT_OPS = "backward", "optimizer", "input"
+
 # roles of a variable
 WEIGHT, OPTIMIZER, METRIC, OTHER = "weight", "optimizer", "metric", "other"
 
@@ -54,6 +57,8 @@ def new_training_record() -> dict[str, Any]:
         "eager_steps": 0,  # updates made outside any tf.function
         "steps": 0,  # that have ended when this was written
         "checksums": [],  # {"step", "variable", "value"}: the same variable at two steps
+        # *_OPS → names of operations of the graphs, without their types; INPUT_OPS: of tf.data
+        "op_origins": {},
         "op_steps": None,  # steps whose operations were named: "10-29"; else why not
         "tf_steps": None,  # steps that tf.profiler recorded; else why not
         "warnings": [],

@@ -102,6 +102,7 @@ class Training:
     traces: Mapping[str, int] = field(default_factory=dict)
     eager_steps: int = 0
     checksums: tuple[tuple[int, str, str], ...] = ()
+    op_origins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     op_steps: str | None = None
     tf_steps: str | None = None
     warnings: tuple[str, ...] = ()
