@@ -3,9 +3,10 @@
 #   venv        .venv in the clone with hpcprof (editable)
 #   venv-dev    the same with what tests and linters need
 #   tensorflow  in the cache: TensorFlow and nothing else
-#   keras3      in the cache: TensorFlow 2.17 with Keras 3 and the NVTX ranges of its executor
-#   horovod     in the cache: TensorFlow 2.15 with Horovod (compiled once, about 5 minutes)
-# Without PART: venv-dev, tensorflow, keras3 and horovod.
+#   keras3      in the cache: TensorFlow 2.17 with Keras 3 and Horovod
+#   horovod     in the cache: TensorFlow 2.15 with Horovod
+# Without PART: venv-dev, tensorflow, keras3 and horovod. Horovod is compiled once for each of the two,
+# about 5 minutes.
 . "$(dirname "$0")/lib.sh"
 
 HOROVOD=0.28.1
@@ -50,7 +51,7 @@ python_version() {
 make_venv() {
     local folder=$ROOT/.venv extra=$1 key
     find_python 12 10 || { say "hpcprof needs one of them"; exit 1; }
-    key="$(digest "$ROOT/pyproject.toml") $(python_version)"
+    key="$(cat "$ROOT/pyproject.toml" "$ROOT"/hpcprof/annotate/native/*.{c,py} | digest -) $(python_version)"
     for mark in "$folder/.complete-dev" "$folder/.complete${extra:+-$extra}"; do
         if [ "$(cat "$mark" 2>/dev/null)" = "$key" ]; then
             touch "$mark" # make compares its time with that of pyproject.toml
@@ -88,20 +89,20 @@ fill_env() {
     install "$1" --requirement "$ROOT/tests/setup/requirements-$2.txt"
 }
 
-# make_plain NAME KEY: an environment with what its requirement file names, and nothing else
-make_plain() {
+# make_tensorflow: a user's environment without anything of ours
+make_tensorflow() {
     find_python 12 10 || return 0
     local folder
-    folder=$(env_folder "$1")
+    folder=$(env_folder tensorflow)
     if [ ! -e "$folder/.complete" ]; then
-        say "installing TensorFlow ($1) into $folder"
-        if fill_env "$folder" "$1"; then
+        say "installing TensorFlow into $folder"
+        if fill_env "$folder" tensorflow; then
             touch "$folder/.complete"
         else
-            say "TensorFlow ($1) could not be installed; tests that need it will be skipped"
+            say "TensorFlow could not be installed; tests that need it will be skipped"
         fi
     fi
-    record_env "$2" "$folder"
+    record_env HPCPROF_TEST_TF_PYTHON "$folder"
 }
 
 # nvtx_include DIR: folder with the NVTX headers, from nsys or from the tensorflow wheel
@@ -145,13 +146,12 @@ horovod_wheel() {
     WHEEL=$(find "$folder" -name 'horovod-*.whl')
 }
 
-# fill_horovod DIR: TensorFlow 2.15, Horovod and their company
-fill_horovod() {
+# add_horovod DIR: Horovod into an environment that holds what it needs
+add_horovod() {
     local tool
     for tool in mpicxx cmake g++; do
         command -v "$tool" >/dev/null || { say "no $tool here"; return 1; }
     done
-    fill_env "$1" horovod || return
     horovod_wheel "$1" || return
     install "$1" --no-deps "$WHEEL" || return
     # built without one of them it imports all the same, and fails in the middle of a job
@@ -162,20 +162,20 @@ sys.exit(not (hvd.mpi_built() and hvd.gloo_built()))' 2>/dev/null ||
         { say "Horovod lacks NVTX"; return 1; }
 }
 
-# make_horovod: the training environment
-make_horovod() {
+# make_training NAME KEY: an environment with TensorFlow, Horovod and their company
+make_training() {
     find_python 11 10 || return 0 # there is no TensorFlow 2.15 for 3.12
     local folder
-    folder=$(env_folder horovod)
+    folder=$(env_folder "$1")
     if [ ! -e "$folder/.complete" ]; then
-        say "installing the training environment (TensorFlow 2.15, Horovod) into $folder"
-        if fill_horovod "$folder"; then
+        say "installing the training environment $1 (TensorFlow, Horovod) into $folder"
+        if fill_env "$folder" "$1" && add_horovod "$folder"; then
             touch "$folder/.complete"
         else
-            say "no training environment; tests that need Horovod will be skipped"
+            say "no training environment $1; tests that need it will be skipped"
         fi
     fi
-    record_env HPCPROF_TEST_TRAIN_PYTHON "$folder"
+    record_env "$2" "$folder"
 }
 
 lock envs
@@ -184,9 +184,9 @@ for part in "$@"; do
     case $part in
     venv) make_venv html ;; # the demo shows its page
     venv-dev) make_venv dev ;;
-    tensorflow) make_plain tensorflow HPCPROF_TEST_TF_PYTHON ;;
-    keras3) make_plain keras3 HPCPROF_TEST_KERAS3_PYTHON ;;
-    horovod) make_horovod ;;
+    tensorflow) make_tensorflow ;;
+    keras3) make_training keras3 HPCPROF_TEST_KERAS3_PYTHON ;;
+    horovod) make_training horovod HPCPROF_TEST_TRAIN_PYTHON ;;
     *) say "unknown part $part"; exit 2 ;;
     esac
 done

@@ -23,7 +23,7 @@ def tensorflow_python() -> Path | None:
 
 
 def keras3_python() -> Path | None:
-    """Interpreter with TensorFlow 2.17 (Keras 3, NVTX ranges in its executor) and nvtx."""
+    """Interpreter with TensorFlow 2.17 (Keras 3, executor with NVTX ranges), Horovod and nvtx."""
     return _existing("HPCPROF_TEST_KERAS3_PYTHON")
 
 

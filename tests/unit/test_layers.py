@@ -53,7 +53,8 @@ THIRD_PARTY = {
     "reports": {"rich", "jinja2", "bokeh", "markupsafe", "numpy"},
     "pipeline": {"pandas"},
     "launch": {"mpi4py", "psutil"},
-    "annotate": {"nvtx", "wrapt", "tensorflow", "keras", "horovod"},
+    # hatchling: the hook that compiles the recorder when hpcprof is installed
+    "annotate": {"nvtx", "wrapt", "tensorflow", "keras", "horovod", "hatchling"},
     "workloads": {"tensorflow", "horovod", "numpy"},
     **{name: {"pydantic", "yaml"} for name in CONFIG},
 }
