@@ -2,8 +2,9 @@
 
     python -m tests.benchmarks.bench_overhead
 
-A training loop that knows nothing of hpcprof (overhead_training.py), one rank on one core, under
-``hpcprof launch --profiler none``, for each TensorFlow that is set up. Blocks of 20 steps:
+A training that knows nothing of hpcprof (overhead_training.py), as a loop of one's own and as
+Keras's ``fit``, one rank on one core, under ``hpcprof launch --profiler none``, for each TensorFlow
+that is set up. Blocks of 20 steps:
 
 - ``off``: hooks are attached and silent;
 - ``L0+L1``: they mark every step, its input and the call of the training function;
@@ -13,7 +14,8 @@ A training loop that knows nothing of hpcprof (overhead_training.py), one rank o
 The figure of a block is its median step, that of a level the ratio to ``off`` within a round
 (geometric mean over rounds), with the 95 % interval by resampling rounds. Limits: the upper end for
 L0+L1 is at most 1 %, and spans per step times the cost of a span (bench_annotate) at most 0.1 % of
-a step of at least 50 ms. Leave the machine alone meanwhile. About 2 minutes for each TensorFlow.
+a step of at least 50 ms. Leave the machine alone meanwhile. About 10
+minutes in all.
 Exit code 1 when a limit is exceeded or nothing could be measured, 4 when no TensorFlow is set up.
 """
 
@@ -43,6 +45,8 @@ LEVELS = ("L0+L1", "L2", "L3")
 MAX_OVERHEAD = 0.01  # of L0+L1, upper end of its interval
 MAX_SPANS_SHARE = 0.001  # spans per step times the cost of one
 MIN_STEP_MS = 50.0
+WARM_UP_ROUND = 0
+FORMS = ("loop", "fit")
 DEEP_EVERY = 5  # rounds with L2 and L3: these need no limit
 _RUN_SECONDS = 1800
 
@@ -58,7 +62,7 @@ class FailedRunError(Exception):
     """The training ended badly or was not recorded; the text says why."""
 
 
-def measure(python: Path, rounds: int, block: int) -> Measured:
+def measure(python: Path, form: str, rounds: int, block: int) -> Measured:
     """Run the training once. Raises FailedRunError."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -68,7 +72,7 @@ def measure(python: Path, rounds: int, block: int) -> Measured:
         ArtifactPaths(run_dir).run_json.write_text(json.dumps(record))
         command = [sys.executable, "-m", "hpcprof", "launch", "--run-dir", str(run_dir)]
         command += ["--profiler", "none", "--", str(python), str(TRAINING), str(times)]
-        command += [str(rounds), str(DEEP_EVERY), str(block)]
+        command += [form, str(rounds), str(DEEP_EVERY), str(block)]
         done = subprocess.run(
             command,
             env=_environ(),
@@ -79,7 +83,8 @@ def measure(python: Path, rounds: int, block: int) -> Measured:
         )
         if done.returncode or not times.exists():
             raise FailedRunError((done.stdout + done.stderr)[-1500:])
-        return Measured(json.loads(times.read_text()), _spans_per_step(run_dir, folder))
+        blocks = [one for one in json.loads(times.read_text()) if one["round"] != WARM_UP_ROUND]
+        return Measured(blocks, _spans_per_step(run_dir, folder))
 
 
 def _environ() -> Mapping[str, str]:
@@ -156,6 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=int, default=50, help="blocks of each mode (50)")
     parser.add_argument("--block", type=int, default=20, help="steps in a block (20)")
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
     parser.add_argument("--python", type=Path, help="only this one, with TensorFlow")
     return parser
 
@@ -172,15 +178,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for python in pythons:
         version = [str(python), "-c", "from importlib.metadata import version as v"]
         version[-1] += "; print('TensorFlow', v('tensorflow'), 'Keras', v('keras'))"
-        print(subprocess.run(version, capture_output=True, text=True, check=True).stdout, end="")
-        try:
-            measured = measure(python, options.rounds, options.block)
-        except FailedRunError as error:
-            print(f"not measured: {error}", file=sys.stderr)
-            code = 1
-            continue
-        kept = [print_levels(measured.blocks), print_spans(python, measured)]
-        code = code if all(kept) else 1
+        name = subprocess.run(version, capture_output=True, text=True, check=True).stdout.strip()
+        for form in options.forms:
+            print(f"{name}, {form}")
+            try:
+                measured = measure(python, form, options.rounds, options.block)
+            except FailedRunError as error:
+                print(f"not measured: {error}", file=sys.stderr)
+                code = 1
+                continue
+            kept = [print_levels(measured.blocks), print_spans(python, measured)]
+            code = code if all(kept) else 1
     return code
 
 

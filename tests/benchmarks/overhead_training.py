@@ -1,17 +1,19 @@
 """The training of ``bench_overhead``: switches hpcprof's levels on and off, and notes every step.
 
-    python -m hpcprof launch … -- python overhead_training.py FILE ROUNDS DEEP_EVERY BLOCK
+    python -m hpcprof launch … -- python overhead_training.py FILE loop|fit ROUNDS DEEP_EVERY BLOCK
 
-Its last argument but three is the file for the times. A loop over tf.data that knows nothing of
-hpcprof but the switches; a round is one block of steps in each mode, every other round backwards.
+A training that knows nothing of hpcprof but the switches: a loop over tf.data with a
+``tf.function``, or Keras's ``fit``. A round is one block of steps in each mode, every other round
+backwards. Writes what ``Blocks`` noted to FILE.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import small_cnn
@@ -19,66 +21,56 @@ import tensorflow as tf
 
 from hpcprof.annotate import automatic, op_switch
 
-BATCH = 96
-WARM_UP_STEPS = 20
+BATCH = 128
+STEPS_PER_EPOCH = 1_000_000  # the blocks say when it is over
 OFF, HOOKS, OP_RANGES, PROFILER = "off", "L0+L1", "L2", "L3"
 
 
-def main() -> None:
-    """Train, and write the blocks: mode, milliseconds of each step, and those of switching."""
-    file, (rounds, deep_every, block) = sys.argv[1], map(int, sys.argv[2:5])
-    small_cnn.make_deterministic()
-    train_step = make_train_step()
-    batches = iter(small_cnn.images(batch=BATCH))
-    for _ in range(WARM_UP_STEPS):
-        train_step(*next(batches))
-    logs = Path(file).parent / "tf"
-    blocks = []
-    for number in range(rounds):
-        modes = [OFF, HOOKS] if number % deep_every else [OFF, HOOKS, OP_RANGES, PROFILER]
-        for mode in modes if number % 2 == 0 else modes[::-1]:
-            begin = time.perf_counter_ns()
-            switch_off = switch_on(mode, logs)
-            switching = time.perf_counter_ns() - begin
-            steps = [round(each, 4) for each in timed(train_step, batches, block)]
-            begin = time.perf_counter_ns()
-            switch_off()
-            switching += time.perf_counter_ns() - begin
-            blocks.append({"round": number, "mode": mode, "ms": steps, "switch": switching / 1e6})
-    automatic.resume()
-    Path(file).write_text(json.dumps(blocks), encoding="utf-8")
+class Blocks:
+    """Blocks of steps, each in a mode. ``blocks``: round, mode, ms of each step, ms of switching.
 
-
-def make_train_step() -> Callable[..., object]:
-    """The compiled update of a small net."""
-    model = small_cnn.model()
-    optimizer = small_cnn.optimizer(learning_rate=1e-3)
-    optimizer.build(model.trainable_variables)
-    loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-    @tf.function
-    def train_step(images, labels):
-        with tf.GradientTape() as tape:
-            loss = loss_of(labels, model(images, training=True))
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        return loss
-
-    return train_step
-
-
-def timed(train_step: Callable[..., object], batches: Iterator, block: int) -> Iterator[float]:
-    """Milliseconds of ``block`` steps, from before a batch is fetched to before the next one.
-
-    One step more is made, and not timed: it is the first after a switch.
+    Round 0 is for warming up: whatever is compiled in a mode is compiled there. The first step
+    after a switch is not timed.
     """
-    train_step(*next(batches))
-    begin = time.perf_counter_ns()
-    for _ in range(block):
-        train_step(*next(batches))
+
+    def __init__(self, rounds: int, deep_every: int, block: int, logs: Path) -> None:
+        self.blocks: list[dict] = []
+        self._logs = logs
+        self._length = block
+        self._to_come = []
+        for number in range(rounds + 1):
+            modes = [OFF, HOOKS] if number % deep_every else [OFF, HOOKS, OP_RANGES, PROFILER]
+            self._to_come += [(number, mode) for mode in modes[:: 1 if number % 2 == 0 else -1]]
+        self._left = 0
+        self._begin = 0
+        self._switch_off: Callable[[], object] = lambda: None
+
+    def step_ended(self) -> bool:
+        """To be called between steps. Whether there are more to come."""
         now = time.perf_counter_ns()
-        yield (now - begin) / 1e6
-        begin = now
+        if 0 < self._left <= self._length:
+            self.blocks[-1]["ms"].append((now - self._begin) / 1e6)
+        self._left -= 1
+        if self._left > 0:
+            self._begin = time.perf_counter_ns()
+            return True
+        return self._switch()
+
+    def _switch(self) -> bool:
+        before = time.perf_counter_ns()
+        self._switch_off()
+        between = time.perf_counter_ns()
+        if self.blocks:
+            self.blocks[-1]["switch"] += (between - before) / 1e6
+        if not self._to_come:
+            return False
+        number, mode = self._to_come.pop(0)
+        self._switch_off = switch_on(mode, self._logs)
+        after = time.perf_counter_ns()
+        switch = (after - between) / 1e6
+        self.blocks.append({"round": number, "mode": mode, "ms": [], "switch": switch})
+        self._left = self._length + 1
+        return True
 
 
 def switch_on(mode: str, logs: Path) -> Callable[[], object]:
@@ -97,6 +89,58 @@ def switch_on(mode: str, logs: Path) -> Callable[[], object]:
         tf.profiler.experimental.start(str(logs), options)
         return tf.profiler.experimental.stop
     return lambda: None
+
+
+def run_loop(blocks: Blocks) -> None:
+    """A loop of one's own."""
+    model = small_cnn.model()
+    optimizer = small_cnn.optimizer(learning_rate=1e-3)
+    optimizer.build(model.trainable_variables)
+    loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    @tf.function
+    def train_step(images, labels):
+        with tf.GradientTape() as tape:
+            loss = loss_of(labels, model(images, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    for images, labels in small_cnn.images(batch=BATCH):
+        train_step(images, labels)
+        if not blocks.step_ended():
+            break
+
+
+def run_fit(blocks: Blocks) -> None:
+    """Keras's ``fit``."""
+
+    class Switches(tf.keras.callbacks.Callback):
+        """Between the batches."""
+
+        def on_train_batch_end(self, batch, logs=None):
+            """A step has ended."""
+            if not blocks.step_ended():
+                # stop_training alone counts at the end of an epoch only
+                self.model.stop_training = True
+                raise KeyboardInterrupt
+
+    model = small_cnn.model()
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=small_cnn.optimizer(learning_rate=1e-3), loss=loss)
+    batches = small_cnn.images(batch=BATCH)
+    with contextlib.suppress(KeyboardInterrupt):
+        model.fit(batches, steps_per_epoch=STEPS_PER_EPOCH, callbacks=[Switches()], verbose=0)
+
+
+def main() -> None:
+    """Train, and write the blocks."""
+    file, form = Path(sys.argv[1]), sys.argv[2]
+    rounds, deep_every, block = map(int, sys.argv[3:6])
+    small_cnn.make_deterministic()
+    blocks = Blocks(rounds, deep_every, block, file.parent / "tf")
+    run_fit(blocks) if form == "fit" else run_loop(blocks)
+    file.write_text(json.dumps(blocks.blocks), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -47,5 +47,5 @@ for step, (images, labels) in enumerate(small_cnn.images(rank).take(small_cnn.ST
         hvd.allreduce(statistics, name="statistics").numpy()
         times.append((time.monotonic() - begin) * 1000)
 
-print("statistics ms", json.dumps(times))
+print(f"rank {rank} statistics ms", json.dumps(times))
 small_cnn.report(rank, float(loss), model)
