@@ -69,6 +69,10 @@ def _steps(value: str) -> str:
     return str(StepRange.from_text(value))
 
 
+def _steps_or_none(value: str) -> str:
+    return value if value == "none" else _steps(value)
+
+
 def _flush(value: int) -> int:
     if value and value < _MIN_FLUSH_S:
         raise ValueError(
@@ -107,6 +111,7 @@ JobName = Annotated[str, AfterValidator(_name)]
 Memory = Annotated[str, AfterValidator(_mem)]
 RankSelection = Annotated[str, AfterValidator(_ranks)]
 Steps = Annotated[Line, AfterValidator(_steps)]
+StepsOrNone = Annotated[Line, AfterValidator(_steps_or_none)]
 FlushSeconds = Annotated[NonNegativeInt, AfterValidator(_flush)]
 Image = Annotated[Line, AfterValidator(_image)]
 Command = Annotated[tuple[Text, ...], BeforeValidator(_words), Field(min_length=1)]
@@ -120,7 +125,12 @@ class ProfileSpec(ConfigModel):
     ``flush_s``: the recordings are ended so long before the time limit; 0: they are not.
     ``agent``: one more task per node that reads clocks and counters beside the training,
     the clocks and the network every ``agent_interval_s`` seconds.
-    ``horovod_timeline``: Horovod's own timeline too, which makes it wait for the GPU.
+    ``horovod_timeline``: Horovod's own timeline too, which makes it wait for the GPU;
+    ``horovod_ticks``: without Horovod's cache, so that it tells of every step who was ready when.
+    ``hooks``: steps and phases also of scripts that know nothing of hpcprof. ``recorder``: our own,
+    of NVTX ranges, on ranks without nsys. ``op_steps``: in which TensorFlow names its operations;
+    None: 10-29, or the first 20 of ``steps``. ``tf_ranks`` are recorded by tf.profiler in
+    ``tf_steps``; None: none.
     """
 
     profiler: Literal["auto", "nsys", "none"] = "auto"
@@ -133,6 +143,12 @@ class ProfileSpec(ConfigModel):
     agent: Literal["auto", "none"] = "auto"
     agent_interval_s: PositiveInt = 30
     horovod_timeline: bool = False
+    horovod_ticks: bool = False
+    hooks: bool = True
+    recorder: Literal["auto", "none"] = "auto"
+    op_steps: StepsOrNone | None = None
+    tf_ranks: RankSelection | None = None
+    tf_steps: Steps = "30-39"
 
 
 class PythonSpec(ConfigModel):
@@ -201,6 +217,11 @@ class JobSpec(ConfigModel):
             raise ValueError(
                 f"horovod_timeline: yes records nothing with strategy: {strategy}, which does not "
                 "use Horovod; leave profile.horovod_timeline out"
+            )
+        if profile.horovod_ticks and not profile.horovod_timeline:
+            raise ValueError(
+                "horovod_ticks: yes slows Horovod down for ticks that only its timeline shows; "
+                "write horovod_timeline: yes too, or leave profile.horovod_ticks out"
             )
         return profile
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcprof.artifacts.run_record import new_run_record
+from hpcprof.artifacts.run_record import LAUNCH_DEFAULTS, new_run_record
+from hpcprof.artifacts.step_range import StepRange
 from hpcprof.config_types import time_limit_s
 from hpcprof.errors import UsageError
 from hpcprof.job_spec import JobSpec
@@ -148,6 +149,11 @@ def run_record(
         nsys_extra=[*site.nsys.extra, *spec.profile.extra],
         profile_ranks=spec.profile.ranks,
         profile_steps=steps,
+        hooks=spec.profile.hooks,
+        recorder=spec.profile.recorder,
+        op_steps=_op_steps(spec),
+        tf_ranks=spec.profile.tf_ranks,
+        tf_steps=spec.profile.tf_steps,
         hang_after_s=spec.profile.hang_after_s,
         agent=spec.profile.agent,
         agent_interval_s=spec.profile.agent_interval_s,
@@ -157,6 +163,16 @@ def run_record(
         # the one folder that launch, inside, and flush, outside, both see under its name
         record["launch"]["scratch"] = SCRATCH_INSIDE
     return record
+
+
+def _op_steps(spec: JobSpec) -> str:
+    """Steps with names of operations: by default some that nsys records, as it hears the names."""
+    default = str(LAUNCH_DEFAULTS["op_steps"])
+    if spec.profile.op_steps is not None or spec.profile.steps is None:
+        return spec.profile.op_steps or default
+    wanted = StepRange.from_text(default)
+    first, last = StepRange.from_text(spec.profile.steps)
+    return str(StepRange(first, min(last, first + wanted.last - wanted.first)))
 
 
 def _signal(spec: JobSpec, site: Site) -> list[str]:

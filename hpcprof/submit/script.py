@@ -58,6 +58,7 @@ def render_job_script(spec: JobSpec, site: Site, placement: Placement) -> str:
         activations=[text for text in (site.python.activate, spec.python.activate) if text],
         env={**site.env.set, **spec.env},
         horovod_timeline=spec.profile.horovod_timeline,
+        horovod_ticks=spec.profile.horovod_ticks,
         run_json=_json_of_lines(record),
         srun_options=[
             *srun_options(spec, site),

@@ -158,6 +158,9 @@ command: []
             "line 5: profile.steps: '20' is not a range of steps; write 20-59",
         ),
         ("profile: {steps: 9-3}", "line 5: profile.steps: 9-3: the last step comes before"),
+        ("profile: {op_steps: all}", "line 5: profile.op_steps: 'all' is not a range of steps"),
+        ("profile: {tf_steps: none}", "line 5: profile.tf_steps: 'none' is not a range of steps"),
+        ("profile: {tf_ranks: rank0}", "line 5: profile.tf_ranks: choose ranks by all, 0, 0-3"),
         ("profile: {flush_s: 60}", "line 5: profile.flush_s: is too short: Slurm sends its signal"),
         (
             "profile: {flush_s: 65536}",
@@ -243,3 +246,22 @@ def test_horovods_timeline_is_refused_where_nothing_would_write_it(tmp_path: Pat
         "does not use Horovod; leave profile.horovod_timeline out"
     )
     assert load(tmp_path, text + timeline.replace("yes", "no")).strategy == "multiworker"
+
+
+def test_horovods_ticks_are_refused_where_nothing_would_show_them(tmp_path: Path) -> None:
+    both = "profile: {horovod_timeline: yes, horovod_ticks: yes}\n"
+    assert load(tmp_path, SMALL + both).profile.horovod_ticks is True
+    assert problem(tmp_path, SMALL + "profile: {horovod_ticks: yes}\n").endswith(
+        "horovod_ticks: yes slows Horovod down for ticks that only its timeline shows; write "
+        "horovod_timeline: yes too, or leave profile.horovod_ticks out"
+    )
+
+
+def test_what_the_training_records_by_itself_has_defaults(tmp_path: Path) -> None:
+    profile = load(tmp_path, SMALL).profile
+    assert (profile.hooks, profile.recorder, profile.op_steps) == (True, "auto", None)
+    assert (profile.tf_ranks, profile.tf_steps) == (None, "30-39")
+    more = "profile: {hooks: no, recorder: none, op_steps: none, tf_ranks: local0, tf_steps: 7-9}\n"
+    profile = load(tmp_path, SMALL + more).profile
+    assert (profile.hooks, profile.recorder, profile.op_steps) == (False, "none", "none")
+    assert (profile.tf_ranks, profile.tf_steps) == ("local0", "7-9")

@@ -94,6 +94,11 @@ def test_ranks_start_under_launch_in_a_private_run_folder(stubs: Stubs, tmp_path
         "nsys_extra": ["--y=2", "--x=1"],
         "profile_ranks": "0",
         "profile_steps": "20-59",
+        "hooks": True,
+        "recorder": "auto",
+        "op_steps": "20-39",
+        "tf_ranks": None,
+        "tf_steps": "30-39",
         "hang_after_s": 90,
         "agent": "auto",
         "agent_interval_s": 30,
@@ -148,6 +153,37 @@ def test_an_agent_that_is_not_wanted_is_not_started(stubs: Stubs, tmp_path: Path
     done = run_script(script, stubs, STUB_EXIT="3")
     assert (done.returncode, done.stderr, stubs.agent_calls()) == (3, "", [])
     assert not (tmp_path / "runs/plain-4711/nodes").exists()
+
+
+@pytest.mark.parametrize(
+    ("profile", "expected"),
+    [
+        ({}, "10-29"),
+        ({"steps": "20-30"}, "20-30"),
+        ({"steps": "20-30", "op_steps": "5-6"}, "5-6"),
+        ({"op_steps": "none"}, "none"),
+    ],
+)
+def test_operations_are_named_in_steps_that_are_recorded(
+    stubs: Stubs, tmp_path: Path, profile: dict[str, str], expected: str
+) -> None:
+    run_script(script_for(stubs, make_spec(profile=profile)), stubs)
+    assert launch_settings(tmp_path / "runs/cnn-4711/run.json")["op_steps"] == expected
+
+
+def test_what_the_training_records_by_itself_reaches_launch(stubs: Stubs, tmp_path: Path) -> None:
+    profile = {"hooks": False, "recorder": "none", "tf_ranks": "0,local1", "tf_steps": "7-9"}
+    run_script(script_for(stubs, make_spec(profile=profile)), stubs)
+    settings = launch_settings(tmp_path / "runs/cnn-4711/run.json")
+    assert {name: settings[name] for name in profile} == profile
+
+
+@pytest.mark.parametrize("expected", [True, False])
+def test_without_horovods_cache_only_where_ticks_are_wanted(stubs: Stubs, expected: bool) -> None:
+    spec = make_spec(profile={"horovod_timeline": True, "horovod_ticks": expected})
+    run_script(script_for(stubs, spec), stubs)
+    (call,) = stubs.calls()
+    assert call["env"].get("HOROVOD_CACHE_CAPACITY") == ("0" if expected else None)
 
 
 @pytest.mark.parametrize("expected", [True, False])
