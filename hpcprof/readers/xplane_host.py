@@ -6,15 +6,16 @@ on the thread of the operation, and a callback ends it.
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from hpcprof.artifacts import tf_profile_format as own
-from hpcprof.readers.collective_names import collective_op
 from hpcprof.readers.nsys_database import NULL
 from hpcprof.readers.op_names import classify
 from hpcprof.readers.xplane_file import Ints, Plane
@@ -28,28 +29,13 @@ from hpcprof.trace.columns import (
     INPUT_ACTIVITY,
     STEP_KIND,
 )
-from hpcprof.trace.frame import coded, spans_frame
+from hpcprof.trace.frame import coded, nullable_int, spans_frame
 from hpcprof.trace.model import Training
 
 SOURCE = "tfprof"
 
 _STARTED, _DONE = "ExecutorState::ProcessAsync::Start", "ExecutorState::ProcessAsync::Done"
 _WAIT_NAME = "IteratorGetNext"
-# TensorFlow's own collectives; Horovod's and NCCL's names say it themselves
-_COLLECTIVES = {
-    "CollectiveReduce": "allreduce",
-    "CollectiveReduceV2": "allreduce",
-    "CollectiveReduceV3": "allreduce",
-    "CollectiveGather": "allgather",
-    "CollectiveGatherV2": "allgather",
-    "CollectiveReduceScatterV2": "reducescatter",
-    "CollectiveAllToAllV2": "alltoall",
-    "CollectiveAllToAllV3": "alltoall",
-    "CollectiveBcastSend": "broadcast",
-    "CollectiveBcastSendV2": "broadcast",
-    "CollectiveBcastRecv": "broadcast",
-    "CollectiveBcastRecvV2": "broadcast",
-}
 # worth a place on the timeline, beside tf.data's own events
 _NOTABLE = ("tf.function-graph_building", "MakeIterator", "Iterator::")
 
@@ -79,38 +65,47 @@ def read_host(plane: Plane, training: Training | None) -> HostRows:
     return HostRows(spans, _steps(plane), _beacons(plane), unfinished)
 
 
-def collective_of_type(op_type: str) -> str | None:
-    """Which collective an operation of this type is; None for all others."""
-    return _COLLECTIVES.get(op_type) or collective_op(op_type)
-
-
-def _op_type(name: str) -> str:
-    return name.rpartition(":")[2]
-
-
 def _operations(plane: Plane, nested: Nested, training: Training | None) -> pd.DataFrame:
-    """Own time of each operation: what operations inside it took is theirs."""
-    is_collective = np.array([bool(collective_of_type(_op_type(n))) for n in plane.names])
+    """Own time of each operation: what operations inside it took is theirs.
+
+    Those beside the training (XLA's compiler, what feeds several devices) come as host spans.
+    """
+    is_collective = np.array([bool(_collective(name.rpartition(":")[2])) for name in plane.names])
     names_of = plane.events.name[nested.position]
-    keep = ~(nested.is_wait | nested.in_wait | nested.is_background | is_collective[names_of])
-    rows, start, end = _own_times(plane, nested, keep)
+    out = nested.is_wait | nested.in_wait | nested.is_background | is_collective[names_of]
+    rows, start, end = _own_times(plane, nested, ~out)
     codes, used = pd.factorize(names_of[rows])
     names = [plane.names[code] for code in used]
-    classes = classify(names, training)
-    replicas = np.array([each.replica for each in classes], dtype=np.int64)[codes]
-    return spans_frame(
-        {
-            "start_ns": start,
-            "end_ns": end,
-            "kind": EXECUTOR_OP,
-            "activity": coded(codes, [each.activity for each in classes]),
-            "name": coded(codes, names),
-            "lane": _lanes(plane, nested.position[rows]),
-            "replica": replicas,
-            "phase": coded(codes, [each.phase for each in classes]),
-            "source": SOURCE,
-        }
-    )
+    classes = classify(names, _without_data_names(training))
+    replicas = np.array([NULL if each.replica is None else each.replica for each in classes])
+    replicas = replicas.astype(np.int64)[codes]
+    is_beside = np.array([each.is_background for each in classes], dtype=bool)[codes]
+    columns = {
+        "start_ns": start,
+        "end_ns": end,
+        "kind": coded(is_beside.astype(np.int64), [EXECUTOR_OP, HOST]),
+        "activity": coded(codes, [each.activity for each in classes]),
+        "name": coded(codes, names),
+        "lane": _lanes(plane, nested.position[rows]),
+        "replica": nullable_int(replicas, (replicas == NULL) | is_beside, "Int16"),
+        "phase": coded(codes, [None if e.is_background else e.phase for e in classes]),
+        "source": SOURCE,
+    }
+    return spans_frame(columns)
+
+
+def _without_data_names(training: Training | None) -> Training | None:
+    """Which names tf.data's operations have: here runs tell, and one name may be of both."""
+    if training is None or INPUT not in training.op_origins:
+        return training
+    others = {origin: names for origin, names in training.op_origins.items() if origin != INPUT}
+    return replace(training, op_origins=others)
+
+
+@functools.cache
+def _collective(op_type: str) -> str | None:
+    """Which collective an operation of this type is; None for all others."""
+    return classify([f"{op_type}:{op_type}"], None)[0].op
 
 
 def _own_times(plane: Plane, nested: Nested, keep: Any) -> tuple[Ints, Ints, Ints]:
@@ -190,7 +185,7 @@ def _collectives(plane: Plane, training: Training | None) -> tuple[pd.DataFrame,
     for position in in_time.tolist():
         stats = plane.stats_of(position)
         op_type = str(stats.get("kernel_type", ""))
-        if not collective_of_type(op_type):
+        if not _collective(op_type):
             continue
         name = str(stats.get("name", ""))
         waiting = begun[(int(stats.get("step_id", 0)), name)]
@@ -212,7 +207,7 @@ def _collectives(plane: Plane, training: Training | None) -> tuple[pd.DataFrame,
             "name": [f"{name}:{op_type}" for _, _, name, op_type in pairs],
             "lane": _lanes(plane, begin),
             "replica": 0 if is_one_device else None,
-            "op": [collective_of_type(op_type) for _, _, _, op_type in pairs],
+            "op": [_collective(op_type) for _, _, _, op_type in pairs],
             "source": SOURCE,
         }
     ), unfinished
