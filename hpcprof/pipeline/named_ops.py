@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
 from hpcprof.analyses import op_phases
@@ -34,10 +33,9 @@ def named_ops(store: TraceStore, within: range | None = None) -> NamedOps:
         ops = store.read_spans(rank, [STEP, SOURCE], [EXECUTOR_OP]).dropna(subset=[STEP])
         if not len(ops):
             continue
-        is_tf = (ops[SOURCE] == TF_PROFILER).to_numpy(dtype=bool)
-        steps = ops[STEP].to_numpy(dtype=np.int64)
-        for windows, chosen in ((nvtx, steps[~is_tf]), (tf_profiler, steps[is_tf])):
-            if chosen.size:
+        is_tf, named_steps = ops[SOURCE] == TF_PROFILER, ops[STEP].astype("int64")
+        for windows, chosen in ((nvtx, named_steps[~is_tf]), (tf_profiler, named_steps[is_tf])):
+            if len(chosen):
                 windows[rank] = int(chosen.min()), int(chosen.max())
         spans = store.read_spans(rank, op_phases.COLUMNS_READ, op_phases.KINDS_READ)
         frame = op_phases.per_rank(spans)

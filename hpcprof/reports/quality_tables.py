@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hpcprof.artifacts.training_record import ATTACHED
 from hpcprof.reports.operation_tables import detail_of
 from hpcprof.reports.profiler_notes import busy_note
 from hpcprof.reports.table import Table
 from hpcprof.units import counted, duration, number_list, ranks
 
+_ATTACHED = "attached"  # the state of a hook in training.json; else it says why not
 _UTC_ONLY = "utc-only"  # as in findings.schema.json
 # beyond this share of the step a shift between two nodes is as large as what one looks for
 _READABLE_FRAC = 0.05
@@ -142,7 +142,7 @@ def _is_named(record: dict[str, Any]) -> bool:
 
 def _hooks_that_failed(training: dict[str, Any]) -> list[str]:
     hooks = training.get("hooks") or {}
-    return [f"hook {name} {state}" for name, state in sorted(hooks.items()) if state != ATTACHED]
+    return [f"hook {name} {state}" for name, state in sorted(hooks.items()) if state != _ATTACHED]
 
 
 def _gpus(info: dict[str, Any], *, with_uuid: bool) -> str:

@@ -7,6 +7,7 @@ each of three tensors; in a window of steps also the operations, on two executor
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,42 +32,54 @@ WINDOW = range(10, 30)
 Rows = list[dict[str, Any]]
 
 
+@dataclass(frozen=True)
+class Form:
+    """What a training is like. ``in_window_frac``: what naming adds to all work of those steps.
+
+    ``extra_in_step_ms`` of (rank, phase, step) comes on top; of phase forward only.
+    """
+
+    in_window_frac: float = 0.0
+    transfer_ms: float = TRANSFER_MS
+    collectives: bool = True
+    call: bool = True
+    input_marked: bool = True
+    training: Training | None = None
+    extra_in_step_ms: Callable[[int, str, int], float] = lambda *_: 0.0
+
+
 def write_traces(
     folder: Path,
     ranks: int = 4,
     steps: int = 60,
     extra_ms: Mapping[tuple[int, str], float] | None = None,
     window: Callable[[int], Collection[int]] = lambda _rank: WINDOW,
-    in_window_frac: float = 0.0,
-    transfer_ms: float = TRANSFER_MS,
-    collectives: bool = True,
-    training: Training | None = None,
+    **given: Any,
 ) -> TraceStore:
     """A store of aligned traces; ``extra_ms`` (rank, phase) slows a rank in every step.
 
-    ``window``: rank → steps whose operations are named there. ``in_window_frac``: what the naming
-    adds to all work of those steps. Two ranks are on one node.
+    ``window``: rank → steps whose operations are named there. ``given``: fields of ``Form``. Two
+    ranks are on one node.
     """
+    form = Form(**given)
     rows: list[Rows] = [[] for _ in range(ranks)]
     now = [0] * ranks
     for step in range(steps):
         plans = [
-            _Plan(rank, step, extra_ms or {}, in_window_frac if step in window(rank) else 0.0)
+            _Plan(rank, step, extra_ms or {}, form, is_named=step in window(rank))
             for rank in range(ranks)
         ]
         ready = [begin + plan.until_ready for begin, plan in zip(now, plans, strict=True)]
-        done = max(ready) + int(transfer_ms * MS)
+        last = max(ready)
         for rank, plan in enumerate(plans):
-            named = step in window(rank)
-            end = done if collectives else ready[rank] + int(transfer_ms * MS)
-            rows[rank] += plan.rows(now[rank], end, named=named, collectives=collectives)
-            now[rank] = end + plan.after_ns
+            done = (last if form.collectives else ready[rank]) + round(form.transfer_ms * MS)
+            rows[rank] += plan.rows(now[rank], done)
+            now[rank] = done + plan.after_ns
     store = TraceStore(folder / "store")
     for rank in range(ranks):
         names = [*rows[rank][0], c.OP, c.BYTES, c.LANE, c.REPLICA]
         table = spans_frame({name: [row.get(name) for row in rows[rank]] for name in names})
-        info = _info(rank, ranks, steps, training)
-        store.write(Trace(info, check_spans(table)))
+        store.write(Trace(_info(rank, ranks, steps, form.training), check_spans(table)))
     return store
 
 
@@ -100,42 +113,53 @@ class _Plan:
     """What one rank does in one step, in ns."""
 
     def __init__(
-        self, rank: int, step: int, extra_ms: Mapping[tuple[int, str], float], slower: float
+        self,
+        rank: int,
+        step: int,
+        extra_ms: Mapping[tuple[int, str], float],
+        form: Form,
+        *,
+        is_named: bool,
     ) -> None:
-        self.step = step
+        self.step, self.form, self.is_named = step, form, is_named
+        slower = 1 + form.in_window_frac * is_named
         wobble = (step * 7 + rank * 3) % 5 * 1000  # a rank's noise would be 0 without
         self.ns = {
-            name: round((mean + extra_ms.get((rank, name), 0.0)) * MS * (1 + slower)) + wobble
+            name: round((mean + extra_ms.get((rank, name), 0.0)) * MS * slower) + wobble
             for name, mean in MEAN_MS.items()
         }
+        self.ns[c.FORWARD] += round(form.extra_in_step_ms(rank, c.FORWARD, step) * MS)
         self.until_ready = (
             self.ns[c.INPUT] + round(UNNAMED_MS * MS) + self.ns[c.FORWARD] + self.ns[c.BACKWARD]
         )
         self.after_ns = self.ns[c.OPTIMIZER] + self.ns["host"]
 
-    def rows(self, begin: int, done: int, *, named: bool, collectives: bool) -> Rows:
+    def rows(self, begin: int, done: int) -> Rows:
         """The spans of the step; its collectives end at ``done``."""
         call = begin + self.ns[c.INPUT]
         forward = call + round(UNNAMED_MS * MS)
         backward = forward + self.ns[c.FORWARD]
         ready = backward + self.ns[c.BACKWARD]
         end = done + self.ns[c.OPTIMIZER]
-        rows = [
-            self._row(begin, end, c.STEP_KIND, "step", "hpcprof"),
-            self._row(begin, call, c.PHASE_KIND, c.INPUT, "hpcprof", phase=c.INPUT),
-            self._row(call, end, c.PHASE_KIND, c.COMPUTE_PHASE, "hpcprof", phase=c.COMPUTE_PHASE),
-        ]
-        if collectives:
+        rows = [self._row(begin, end, c.STEP_KIND, "step", "hpcprof")]
+        if self.form.input_marked:
+            rows.append(self._phase(begin, call, c.INPUT))
+        if self.form.call:
+            rows.append(self._phase(call, end, c.COMPUTE_PHASE))
+        if self.form.collectives:
             for number in (1, 2, 3):
                 handed_over = backward + self.ns[c.BACKWARD] * number // 3
                 row = self._row(handed_over, done, c.COLLECTIVE, "HorovodAllreduce", "recorder")
                 rows.append({**row, c.OP: "allreduce", c.BYTES: 1000})
-        if named:
+        if self.is_named:
             rows += self._ops(forward, backward, c.FORWARD)
             rows += self._ops(backward, ready, c.BACKWARD)
             rows += self._ops(done, end, c.OPTIMIZER)
             rows.append(self._op(call, call + 1000, c.OTHER, "thread 1"))
         return rows
+
+    def _phase(self, begin: int, end: int, phase: str) -> dict[str, Any]:
+        return self._row(begin, end, c.PHASE_KIND, phase, "hpcprof", phase)
 
     def _ops(self, begin: int, end: int, phase: str) -> Rows:
         """Two threads at work: one all the time in two operations, one in the middle."""

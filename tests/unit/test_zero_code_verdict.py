@@ -1,0 +1,221 @@
+"""Unmodified trainings whose only parts are input, one call and Horovod's ranges: what is named.
+
+No nsys: steps from hooks, collectives and operations as the recorder leaves them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import hpcprof
+from hpcprof.analyses import arrivals
+from hpcprof.findings import find
+from hpcprof.findings.healthy import healthy
+from hpcprof.reports.document import build_document
+from hpcprof.reports.findings_record import findings_record
+from hpcprof.reports.html import render_html
+from hpcprof.reports.text import render_text
+from hpcprof.trace import columns as c
+from hpcprof.trace.model import Training
+from tests.unit.zero_code_run import MS, TRANSFER_MS, WINDOW, results, write_traces
+
+pytestmark = pytest.mark.unit
+
+COMPUTE = {c.FORWARD, c.BACKWARD, c.OPTIMIZER, c.COMPUTE_PHASE}
+
+
+def late(run):
+    """(ranks, cause, phase) of each rank that is late, by the findings."""
+    return [
+        (found.ranks, found.cause, found.phase)
+        for found in find(run)
+        if found.rule == "rank-arrives-late"
+    ]
+
+
+def report(run):
+    found = find(run)
+    record = findings_record(run, found, list(healthy(run, found)))
+    as_read = json.loads(json.dumps(record, allow_nan=False))
+    schema = Path(hpcprof.__file__).parent / "reports" / "findings.schema.json"
+    jsonschema.validate(as_read, json.loads(schema.read_text(encoding="utf-8")))
+    return as_read, build_document(as_read)
+
+
+@pytest.mark.parametrize("phase", [c.FORWARD, c.BACKWARD, c.OPTIMIZER])
+def test_a_rank_slow_in_the_call_is_named_with_the_phase_of_the_window(tmp_path, phase):
+    run = results(write_traces(tmp_path, extra_ms={(2, phase): 20.0}, in_window_frac=0.2))
+    assert late(run) == [((2,), "compute", phase)]
+    (cause,) = run.causes
+    assert cause.named_steps == tuple(range(11, 30))  # what comes before step 10 was not named
+    assert cause.excess_ns[phase] == pytest.approx(20 * MS, rel=0.01)
+    lateness = run.stragglers.lateness_ns[2]
+    assert sum(cause.excess_ns.values()) == pytest.approx(lateness, rel=0.01)
+    assert cause.own_ns[phase] - cause.others_ns[phase] == pytest.approx(24 * MS, rel=0.01)
+    assert set(run.phase_times.median_ns[c.FORWARD]) == {0.0}  # of all steps only the call is known
+
+
+@pytest.mark.parametrize(("piece", "cause"), [(c.INPUT, "input"), ("host", "host")])
+def test_a_rank_slow_outside_the_call_is_not_said_to_compute(tmp_path, piece, cause):
+    run = results(write_traces(tmp_path, extra_ms={(1, piece): 20.0}, in_window_frac=0.2))
+    assert late(run) == [((1,), cause, piece)]
+
+
+def test_a_healthy_run_accuses_nobody_and_a_slow_window_is_no_fault(tmp_path):
+    run = results(write_traces(tmp_path, in_window_frac=0.5))
+    assert late(run) == []
+    assert {found.level for found in find(run)} == {"info"}
+    cost = run.naming_overhead["nvtx"]
+    assert (cost.status, cost.first_step, cost.last_step, cost.inside) == ("ok", 10, 29, 20)
+    # half of the 100 ms of work and none of the 10.4 ms of transfer and start
+    assert cost.overhead_frac == pytest.approx(50 / 110.4, rel=0.01)
+
+
+def test_a_slow_network_is_the_transfer_and_no_rank(tmp_path):
+    run = results(write_traces(tmp_path, transfer_ms=80.0))
+    assert late(run) == []
+    assert run.collective_form == arrivals.PROFILER
+    step_ms = 100.4 + 80.0
+    assert run.interconnect.transfer_frac == pytest.approx(80 / step_ms, rel=0.01)
+    (finding,) = [found for found in find(run) if found.phase == c.ALLREDUCE]
+    assert "transfer takes 44 % of every step" in finding.message
+    usual = results(write_traces(tmp_path / "usual"))
+    assert usual.interconnect.transfer_ns == TRANSFER_MS * MS
+    assert [found for found in find(usual) if found.phase == c.ALLREDUCE] == []
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        lambda _rank: (),  # nobody named anything
+        lambda rank: WINDOW if rank < 3 else (),  # not every rank
+        lambda rank: WINDOW if rank < 3 else range(30, 50),  # not in the same steps
+        lambda _rank: range(10, 14),  # too few
+    ],
+)
+def test_a_window_that_not_all_ranks_have_names_no_phase(tmp_path, window):
+    run = results(write_traces(tmp_path, extra_ms={(2, c.FORWARD): 20.0}, window=window))
+    assert late(run) == [((2,), "compute", c.COMPUTE_PHASE)]
+    (cause,) = run.causes
+    assert (cause.named_steps, cause.coverage) == ((), pytest.approx(1.0, abs=0.01))
+    (finding,) = [found for found in find(run) if found.rule == "rank-arrives-late"]
+    assert any("its phases are not known on every rank" in line for line in finding.evidence)
+
+
+def test_a_window_in_which_the_rank_is_not_slow_names_no_phase(tmp_path):
+    def slow_outside(rank, _phase, step):
+        return 20.0 if rank == 2 and step not in WINDOW else 0.0
+
+    run = results(write_traces(tmp_path, steps=90, extra_in_step_ms=slow_outside))
+    assert late(run) == [((2,), "compute", c.COMPUTE_PHASE)]
+
+
+def test_without_any_call_the_window_tells_operations_from_python(tmp_path):
+    # an eager loop: operations are started one by one, and nothing marks a call
+    run = results(write_traces(tmp_path, extra_ms={(2, c.BACKWARD): 20.0}, call=False))
+    assert late(run) == [((2,), "compute", c.BACKWARD)]
+    unnamed = results(
+        write_traces(
+            tmp_path / "unnamed",
+            extra_ms={(2, c.BACKWARD): 20.0},
+            call=False,
+            window=lambda _rank: (),
+        )
+    )
+    assert late(unnamed) == [((2,), "host", "host")]
+
+
+def test_without_collectives_lateness_is_not_measured_and_not_healthy(tmp_path):
+    run = results(write_traces(tmp_path, extra_ms={(2, c.FORWARD): 20.0}, collectives=False))
+    assert (run.collective_form, run.stragglers.status) == (arrivals.NONE, "insufficient")
+    record, document = report(run)
+    assert {found["status"] for found in record["findings"]} <= {"insufficient", "not_collected"}
+    assert not any("balanced" in text for text in record["healthy"])
+    assert "stragglers-not-assessed" in {found["rule"] for found in record["findings"]}
+    assert document.tables == ()
+
+
+def test_the_report_says_what_is_inside_the_step_and_what_naming_costs(tmp_path):
+    training = Training(
+        hooks={"keras": "attached", "horovod": "failed: no _allreduce_grads"},
+        op_steps="10-29",
+    )
+    store = write_traces(
+        tmp_path, extra_ms={(2, c.BACKWARD): 20.0}, in_window_frac=0.3, training=training
+    )
+    record, document = report(results(store))
+    facts = dict(document.facts)
+    assert facts["inside"].startswith("steps 10-29, 20 of 60: forward 24 % of the step, backward")
+    assert "0 % of the operations' time is in no phase" in facts["inside"]
+    assert facts["profiler"].startswith("naming operations costs +28 % of a step [28–28] (95 %")
+    text = render_text(document)
+    assert "those of 19 steps\n             (11-29) with named operations" in text
+    inside = next(table for table in document.appendix if table.title.startswith("inside"))
+    assert inside.heads == (
+        *("rank", "from", "steps", "step"),
+        *("forward", "backward", "allreduce", "optimizer", "in no phase"),
+    )
+    assert inside.rows[2][:6] == ("2", "NVTX recorder", "10-29", "162.5", "39.0", "104.0")
+    assert "backward 16 %" in inside.note
+    recorded = next(table for table in document.appendix if table.title == "what was recorded")
+    (row,) = recorded.rows
+    assert row[recorded.heads.index("detail")] == "steps; operations 10-29"
+    assert row[-1] == "hook horovod failed: no _allreduce_grads"
+    page = render_html(document, record, None)
+    assert "Inside the step, median ms" in page and "hook horovod failed" in page
+
+
+def test_what_cannot_be_told_apart_is_said_with_the_reason(tmp_path):
+    training = Training(
+        input_not_separable="steps_per_execution is 8",
+        phases_not_separable="jit_compile: the step is one XLA cluster",
+        op_steps="not available: TensorFlow's CPU wheel holds no NVTX",
+    )
+    store = write_traces(
+        tmp_path,
+        window=lambda _rank: (),
+        training=training,
+        input_marked=False,
+    )
+    _, document = report(results(store))
+    texts = [text for label, text in document.remarks if label == "not measured"]
+    assert (
+        "forward, backward and optimizer inside the step of ranks 0-3: jit_compile: the step is "
+        "one XLA cluster"
+    ) in texts
+    assert (
+        "operations inside the step of ranks 0-3: not available: TensorFlow's CPU wheel holds no "
+        "NVTX"
+    ) in texts
+    assert (
+        "whether the input keeps up: the wait for it is not told apart (steps_per_execution is 8)"
+    ) in texts
+    recorded = next(table for table in document.appendix if table.title == "what was recorded")
+    assert recorded.rows[0][recorded.heads.index("detail")] == "steps only"
+
+
+def test_named_steps_lie_between_named_steps_only(tmp_path):
+    store = write_traces(tmp_path, window=lambda _rank: (5, 6, 7, 20, 22, 23))
+    spans = store.read_spans(0, arrivals.COLUMNS_READ, arrivals.KINDS_READ)
+    frame = arrivals.named_steps(spans, arrivals.PROFILER)
+    assert frame.index.tolist() == [6, 7, 23]
+    whole = arrivals.per_rank(spans, arrivals.PROFILER).loc[frame.index]
+    assert frame["arrival_ns"].tolist() == whole["arrival_ns"].tolist()
+    for table in (frame, whole):
+        pieces = sum(table[f"{piece}_ns"] for piece in arrivals.ALL_PIECES)
+        assert pieces.tolist() == table["arrival_ns"].tolist()
+    # 0.4 ms of each call come before the first operation, and only those are left of it
+    assert (frame["compute_ns"] / MS).round(2).tolist() == [0.4, 0.4, 0.4]
+    inside = sum(frame[f"{piece}_ns"] for piece in COMPUTE)
+    assert inside.tolist() == whole["compute_ns"].tolist()
+
+
+def test_an_operation_of_the_allreduce_is_no_marked_allreduce(tmp_path):
+    store = write_traces(tmp_path, collectives=False)
+    spans = store.read_spans(0, arrivals.COLUMNS_READ, arrivals.KINDS_READ)
+    spans[c.PHASE] = spans[c.PHASE].where(spans[c.PHASE] != c.OTHER, c.ALLREDUCE)
+    assert arrivals.collective_forms(spans) == set()
