@@ -1,7 +1,8 @@
-"""NVTX rows of an nsys export: our own ranges and beacons, Horovod's collectives, all others.
+"""NVTX rows of an nsys export: our own ranges and beacons, and those of all others.
 
-Times stay those of the export. Domains are known by number within a process; row type 75 names
-them. Rows of other types than those below are metadata, some with absurd start times.
+What becomes of the ranges is in ``nvtx_spans``. Times stay those of the export. Domains are known
+by number within a process; row type 75 names them. Rows of other types than those below are
+metadata, some with absurd start times.
 """
 
 from __future__ import annotations
@@ -14,25 +15,15 @@ import numpy as np
 import pandas as pd
 
 from hpcprof.artifacts import span_format
-from hpcprof.readers.collective_names import collective_op
+from hpcprof.artifacts.nvtx_format import HOROVOD_DOMAIN, TENSORFLOW_DOMAIN
 from hpcprof.readers.nsys_cuda import SOURCE, is_span, optional, thread_lane
 from hpcprof.readers.nsys_database import NULL, Ints, NsysDatabase, process_of
 from hpcprof.readers.nsys_host import mpi_columns
-from hpcprof.trace.columns import (
-    ALLREDUCE,
-    COLLECTIVE,
-    COLLECTIVE_ACTIVITY,
-    HOST,
-    OTHER,
-    PHASE_ACTIVITY,
-    PHASE_KIND,
-    PHASES,
-    STEP_KIND,
-)
-from hpcprof.trace.frame import coded, nullable_int, spans_frame
+from hpcprof.readers.nvtx_spans import Ranges, horovod_spans, host_spans, op_spans, own_spans
+from hpcprof.trace.frame import spans_frame
+from hpcprof.trace.model import Training
 
 TABLE = "NVTX_EVENTS"
-HOROVOD_DOMAIN = "HorovodOps"
 _MPI_DOMAIN = "MPI"  # how old versions record MPI calls
 _MARK, _PUSH_POP, _START_END, _DOMAIN_CREATE = 34, 59, 60, 75
 
@@ -77,24 +68,30 @@ class _Rows:
         of_row: np.ndarray[Any, Any] = texts[inverse.reshape(-1)]
         return of_row
 
-    def ranges(self, mask: Any) -> tuple[dict[str, Any], Ints]:
-        """Time and lane columns of the rows in ``mask``, and the codes of their texts."""
+    def ranges(self, mask: Any) -> Ranges:
+        """The rows in ``mask`` with their texts."""
         columns = {
             "start_ns": self.ints["start"][mask],
             "end_ns": self.ints["end"][mask],
             "lane": thread_lane(self.ints["globalTid"][mask]),
             "source": SOURCE,
         }
-        return columns, self.codes[mask]
+        return Ranges(columns, self.codes[mask], self.texts)
+
+    def payloads(self, mask: Any) -> Any:
+        """Payloads of the rows in ``mask``, null without one."""
+        signed, unsigned = self.ints["int64Value"][mask], self.ints["uint64Value"][mask]
+        return optional(np.where(signed == NULL, unsigned, signed), "Int64")
 
 
 def annotated_processes(database: NsysDatabase) -> Ints:
-    """Processes that emitted anything in our domain or in Horovod's, ascending."""
+    """Processes that emitted anything in our domain, Horovod's or TensorFlow's, ascending."""
     rows = _Rows(database)
-    return np.unique(rows.pids[np.isin(rows.domains, [span_format.NVTX_DOMAIN, HOROVOD_DOMAIN])])
+    of_training = [span_format.NVTX_DOMAIN, HOROVOD_DOMAIN, TENSORFLOW_DOMAIN]
+    return np.unique(rows.pids[np.isin(rows.domains, of_training)])
 
 
-def read_nvtx(database: NsysDatabase, pids: Ints) -> NvtxRows:
+def read_nvtx(database: NsysDatabase, pids: Ints, training: Training | None) -> NvtxRows:
     """All NVTX rows of the processes. An export without the table gives no rows."""
     rows = _Rows(database)
     mine = np.isin(rows.pids, pids)
@@ -102,80 +99,25 @@ def read_nvtx(database: NsysDatabase, pids: Ints) -> NvtxRows:
     closed = is_range & is_span(rows.ints)
     is_own = rows.domains == span_format.NVTX_DOMAIN
     is_horovod = closed & (rows.domains == HOROVOD_DOMAIN)
+    is_op = closed & (rows.domains == TENSORFLOW_DOMAIN)
     is_mpi = closed & (rows.domains == _MPI_DOMAIN)
-    rest = closed & ~is_own & ~is_horovod & ~is_mpi
+    rest = closed & ~is_own & ~is_horovod & ~is_op & ~is_mpi
     return NvtxRows(
-        own=_own_ranges(rows, closed & is_own),
+        own=own_spans(rows.ranges(closed & is_own)),
         others=[
-            _horovod(rows, is_horovod),
+            horovod_spans(rows.ranges(is_horovod), rows.payloads(is_horovod)),
             _mpi(rows, is_mpi, is_transport=bool(is_horovod.any())),
-            _host(rows, rest),
+            op_spans(rows.ranges(is_op), training),
+            host_spans(rows.ranges(rest)),
         ],
         beacons=_beacons(rows, mine & is_own & (rows.type == _MARK)),
         open_ranges=int((is_range & (rows.ints["end"] == NULL)).sum()),
     )
 
 
-def _horovod(rows: _Rows, mask: Any) -> pd.DataFrame:
-    """One range per tensor, from enqueue to completion: its start is the arrival of the rank."""
-    columns, codes = rows.ranges(mask)
-    signed, unsigned = rows.ints["int64Value"][mask], rows.ints["uint64Value"][mask]
-    return spans_frame(
-        {
-            **columns,
-            "kind": COLLECTIVE,
-            "activity": COLLECTIVE_ACTIVITY,
-            "name": coded(codes, rows.texts),
-            "replica": 0,  # Horovod: one device per rank
-            "bytes": optional(np.where(signed == NULL, unsigned, signed), "Int64"),
-            "op": coded(codes, [collective_op(text) for text in rows.texts]),
-        }
-    )
-
-
 def _mpi(rows: _Rows, mask: Any, *, is_transport: bool) -> pd.DataFrame:
-    columns, codes = rows.ranges(mask)
-    return spans_frame({**columns, **mpi_columns(codes, rows.texts, is_transport=is_transport)})
-
-
-def _host(rows: _Rows, mask: Any) -> pd.DataFrame:
-    columns, codes = rows.ranges(mask)
-    names = [text or "range without a name" for text in rows.texts]
-    return spans_frame({**columns, "kind": HOST, "name": coded(codes, names)})
-
-
-def _own_ranges(rows: _Rows, mask: Any) -> pd.DataFrame:
-    columns, codes = rows.ranges(mask)
-    parsed = [_own_name(text) for text in rows.texts]
-    steps = np.array([NULL if step is None else step for _, _, step in parsed])[codes]
-    is_host = np.array([kind == HOST for kind, _, _ in parsed])[codes]
-    phases = [
-        None if kind != PHASE_KIND else name if name in PHASES else OTHER
-        for kind, name, _ in parsed
-    ]
-    return spans_frame(
-        {
-            **columns,
-            "kind": coded(codes, [kind for kind, _, _ in parsed]),
-            "name": coded(codes, [name for _, name, _ in parsed]),
-            "activity": coded(codes, [PHASE_ACTIVITY.get(phase or "") for phase in phases]),
-            "replica": nullable_int(np.zeros(len(codes)), is_host, "Int16"),
-            "step": optional(steps, "Int32"),
-            "phase": coded(codes, phases),
-            "op": coded(codes, [phase if phase == ALLREDUCE else None for phase in phases]),
-        }
-    )
-
-
-def _own_name(text: str) -> tuple[str, str, int | None]:
-    """Kind, name and step of a range of our domain."""
-    number = text.removeprefix(span_format.NVTX_STEP_PREFIX)
-    if number != text and number.isdigit():
-        return STEP_KIND, "step", int(number)
-    phase = text.removeprefix(span_format.NVTX_PHASE_PREFIX)
-    if phase != text:
-        return PHASE_KIND, phase, None
-    return HOST, text, None
+    columns, codes, texts = rows.ranges(mask)
+    return spans_frame({**columns, **mpi_columns(codes, texts, is_transport=is_transport)})
 
 
 def _pattern(form: str) -> re.Pattern[str]:

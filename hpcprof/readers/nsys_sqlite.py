@@ -18,6 +18,7 @@ from hpcprof.readers.nsys_database import NULL, Ints, NsysDatabase, open_databas
 from hpcprof.trace.check import check_spans
 from hpcprof.trace.columns import COLLECTIVE
 from hpcprof.trace.frame import concat_spans
+from hpcprof.trace.model import Training
 
 _GLOBAL_ID_OF = {
     nsys_nvtx.TABLE: "globalTid",
@@ -44,16 +45,19 @@ class NsysExport:
     warnings: tuple[str, ...]
 
 
-def read_export(path: Path, pid: int | None, visible_devices: str | None) -> NsysExport:
+def read_export(
+    path: Path, pid: int | None, visible_devices: str | None, training: Training | None = None
+) -> NsysExport:
     """Read the rows of the application: of ``pid`` when it is in the export, else see below.
 
     ``visible_devices`` is the rank's CUDA_VISIBLE_DEVICES, used when the export does not say which
-    physical GPU a device number means. An export without any event gives no spans.
+    physical GPU a device number means. ``training`` helps to tell the phases of operations. An
+    export without any event gives no spans.
     Raises InputError when the file is not a complete export.
     """
     with open_database(path) as database:
         pids, warnings = _choose_processes(database, pid)
-        nvtx = nsys_nvtx.read_nvtx(database, pids)
+        nvtx = nsys_nvtx.read_nvtx(database, pids, training)
         devices = _DeviceNumbers(database, pids, visible_devices)
         has_horovod = any((table["kind"] == COLLECTIVE).any() for table in nvtx.others[:1])
         spans = [

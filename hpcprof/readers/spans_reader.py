@@ -11,13 +11,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from hpcprof.artifacts import span_format as fmt
-from hpcprof.errors import InputError
+from hpcprof.readers.record_blocks import (
+    BlockFormat,
+    Records,
+    is_sensible,
+    read_blocks,
+    what_was_lost,
+)
 from hpcprof.trace.check import check_spans
 from hpcprof.trace.columns import (
     ALLREDUCE,
@@ -33,14 +38,7 @@ from hpcprof.trace.frame import anchors_frame, coded, nullable_int, spans_frame
 from hpcprof.trace.model import Moment
 
 SOURCE = "hpcprof"
-_RECORD_DTYPE = np.dtype(
-    [
-        *(("start", "<i8"), ("end", "<i8"), ("name", "<u4"), ("step", "<i4")),
-        *(("thread", "<u4"), ("flags", "<u4"), ("value", "<i8")),
-    ]
-)
-# a longer "name" is damage: believing its length would swallow the records behind it
-_LONGEST_NAME_BYTES = 64 * 1024
+_FORM = BlockFormat(fmt.MAGIC, fmt.VERSION, "span records", "its own steps")
 _SPAN_KINDS = {
     fmt.KIND_HOST: HOST,
     fmt.KIND_STEP: STEP_KIND,
@@ -48,9 +46,6 @@ _SPAN_KINDS = {
     fmt.KIND_BUSY: BUSY,
 }
 _OF_THE_TRAINING = (fmt.KIND_STEP, fmt.KIND_PHASE)
-
-if _RECORD_DTYPE.itemsize != fmt.BLOCK_BYTES:
-    raise AssertionError("the numpy dtype must be the record of span_format")
 
 
 @dataclass(frozen=True)
@@ -72,14 +67,7 @@ class SpanRecords:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What was lost, in words; empty when nothing was."""
-        texts = []
-        if self.torn:
-            texts.append(
-                "the last record was cut in the middle and left out (killed while writing)"
-            )
-        if self.damaged:
-            texts.append(f"{self.damaged} records make no sense and were left out")
-        return tuple(texts)
+        return what_was_lost(torn=self.torn, damaged=self.damaged)
 
 
 def read_span_file(path: Path, rank: int) -> SpanRecords:
@@ -87,83 +75,25 @@ def read_span_file(path: Path, rank: int) -> SpanRecords:
 
     Raises InputError naming rank and file when it is missing, unreadable, or not what it should be.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"rank {rank}: {path} cannot be read ({error.strerror})") from None
-    pid, opened = _read_header(content, path, rank)
-    blocks, rest = divmod(len(content) - fmt.HEADER.size, fmt.BLOCK_BYTES)
-    records = np.frombuffer(content, _RECORD_DTYPE, count=blocks, offset=fmt.HEADER.size)
-    names, is_text, name_was_cut, bad_names = _read_names(records, content)
+    blocks = read_blocks(path, rank, _FORM)
+    records = blocks.records
     kinds = records["flags"] & fmt.KIND_MASK
-    sensible = ~is_text & (records["end"] >= records["start"]) & (records["start"] > 0)
-    is_named = np.isin(records["name"], list(names))
+    sensible = is_sensible(records)
+    is_named = np.isin(records["name"], list(blocks.names))
     is_span = sensible & is_named & np.isin(kinds, list(_SPAN_KINDS))
     is_beacon = sensible & (kinds == fmt.KIND_BEACON)
-    damaged = int((~(is_text | is_span | is_beacon)).sum()) + bad_names
     return SpanRecords(
         rank=rank,
-        pid=pid,
-        opened=opened,
-        spans=check_spans(_spans(records[is_span], names)),
+        pid=blocks.pid,
+        opened=blocks.opened,
+        spans=check_spans(_spans(records[is_span], blocks.names)),
         anchors=_anchors(records[is_beacon]),
-        torn=bool(rest) or name_was_cut,
-        damaged=damaged,
+        torn=blocks.torn,
+        damaged=int((~(is_span | is_beacon)).sum()) + blocks.bad_names,
     )
 
 
-def _read_header(content: bytes, path: Path, rank: int) -> tuple[int, Moment]:
-    if len(content) < fmt.HEADER.size:
-        raise InputError(
-            f"rank {rank}: {path} ends within its header ({len(content)} bytes). The rank was "
-            "killed at its start or the disk was full; its own steps are lost."
-        )
-    magic, version, file_rank, pid, realtime_ns, monotonic_ns = fmt.HEADER.unpack_from(content)
-    if magic != fmt.MAGIC:
-        raise InputError(f"rank {rank}: {path} does not hold span records of hpcprof")
-    if version != fmt.VERSION:
-        raise InputError(
-            f"rank {rank}: {path} has format {version}, this hpcprof reads {fmt.VERSION}. "
-            "Run collect with the hpcprof version of the job."
-        )
-    if file_rank != rank:
-        raise InputError(
-            f"rank {rank}: {path} was written by rank {file_rank}. Was a run folder copied over "
-            "another one?"
-        )
-    return pid, Moment(realtime_ns, monotonic_ns)
-
-
-def _read_names(
-    records: np.ndarray[Any, Any], content: bytes
-) -> tuple[dict[int, str], np.ndarray[Any, Any], bool, int]:
-    """Names by id; which blocks belong to names; whether the last was cut; how many were bad."""
-    names: dict[int, str] = {}
-    is_text = np.zeros(len(records), dtype=bool)
-    bad = 0
-    next_block = 0
-    for block in np.flatnonzero((records["flags"] & fmt.KIND_MASK) == fmt.KIND_NAME).tolist():
-        if block < next_block or not _is_name(records[block]):
-            continue  # the text of a name may look like a record
-        length = int(records["value"][block])
-        next_block = block + 1 + fmt.text_block_count(length)
-        if next_block > len(records):
-            is_text[block:] = True
-            return names, is_text, True, bad
-        is_text[block:next_block] = True
-        start = fmt.HEADER.size + (block + 1) * fmt.BLOCK_BYTES
-        text = content[start : start + length].decode("utf-8", "replace")
-        # an id declared twice with two texts: somebody else wrote into the file; the first holds
-        bad += names.setdefault(int(records["name"][block]), text) != text
-    return names, is_text, False, bad
-
-
-def _is_name(record: Any) -> bool:
-    zeros = not record["start"] and not record["end"] and not record["thread"]
-    return zeros and record["step"] == fmt.NO_STEP and 0 <= record["value"] <= _LONGEST_NAME_BYTES
-
-
-def _spans(records: np.ndarray[Any, Any], names: dict[int, str]) -> pd.DataFrame:
+def _spans(records: Records, names: dict[int, str]) -> pd.DataFrame:
     name_codes, name_ids = pd.factorize(records["name"])
     texts = [names[int(name_id)] for name_id in name_ids]
     phases = [text if text in PHASES else OTHER for text in texts]
@@ -191,7 +121,7 @@ def _spans(records: np.ndarray[Any, Any], names: dict[int, str]) -> pd.DataFrame
     )
 
 
-def _anchors(records: np.ndarray[Any, Any]) -> pd.DataFrame:
+def _anchors(records: Records) -> pd.DataFrame:
     return anchors_frame(
         {
             "seq": records["step"].astype(np.int64),
