@@ -6,15 +6,17 @@ from collections.abc import Iterator
 
 from hpcprof.analyses import stragglers
 from hpcprof.analyses.busy_steps import why_too_few
+from hpcprof.analyses.horovod_use import horovod_use
 from hpcprof.analyses.link_rates import MIN_NODES, RECEIVES, SENDS, LinkRates
 from hpcprof.analyses.run_results import RunResults
+from hpcprof.analyses.weights import ALIKE, weight_agreement
 from hpcprof.findings.clock_rules import clocks_sentence
 from hpcprof.findings.input_rules import marks_input
 from hpcprof.findings.interconnect_rules import rate, transport
 from hpcprof.findings.model import INFO, Finding
 from hpcprof.findings.thresholds import INPUT_WARN_FRAC, STRAGGLER_WARN_FRAC
 from hpcprof.trace import columns as c
-from hpcprof.units import counted, percent
+from hpcprof.units import counted, number_list, percent
 
 
 def healthy(results: RunResults, findings: list[Finding]) -> Iterator[str]:
@@ -34,10 +36,23 @@ def healthy(results: RunResults, findings: list[Finding]) -> Iterator[str]:
     judged = marks_input(results) and not why_too_few(results.busy, times.steps)
     if share < INPUT_WARN_FRAC and judged:
         yield f"input keeps up: {who} waits {percent(share)} of the step for its batch"
+    yield from _one_model(results)
     yield from _links_alike(results.interconnect.links)
     clocks = clocks_sentence(results)
     if clocks:
         yield clocks
+
+
+def _one_model(results: RunResults) -> Iterator[str]:
+    """Only when Horovod averages gradients and every rank noted its weights."""
+    use, agreement = horovod_use(results.ranks), weight_agreement(results.ranks)
+    if not use.exchanges or agreement.state != ALIKE or not agreement.changed:
+        return
+    if len(agreement.ranks) == results.job.world_size:
+        yield (
+            f"one model: {agreement.variable} is alike on all {len(agreement.ranks)} ranks after "
+            f"steps {number_list(agreement.steps)}"
+        )
 
 
 def _links_alike(links: LinkRates) -> Iterator[str]:
