@@ -1,5 +1,7 @@
 """Merges the sources of one rank into one trace on the clock of its node.
 
+Its sources are spans.bin ("spans"), nsys's report ("nsys"), and where they were wanted the ranges
+of our own recorder ("recorder") and tf.profiler's files ("tfprof").
 ``spans.bin`` is the truth for steps and phases. The copies of them that nsys recorded are compared
 with it and dropped; they replace it only when it is lost. A source that cannot be used is recorded
 with its reason and never keeps the others, or another rank, from being read.
@@ -33,6 +35,7 @@ from hpcprof.readers.states import (
     with_steps,
 )
 from hpcprof.readers.steps import assign_steps, step_numbers
+from hpcprof.readers.training_file import read_training
 from hpcprof.trace.check import check_spans
 from hpcprof.trace.columns import BEFORE_NS, END_NS, KIND, STEP, STEP_KIND
 from hpcprof.trace.frame import concat_spans, empty_spans
@@ -70,13 +73,16 @@ def read_rank(paths: ArtifactPaths, rank: int, workdir: Path, tools: NsysTools |
     seen, nsys_state = _read_nsys(paths, record, own, workdir, tools)
     sources = {"spans": own_state, "nsys": nsys_state}
     state, reason = recording_state(sources, record)
+    training, notes = read_training(paths, rank)
     info = replace(
         record.info,
         pid=own.pid if own else record.info.pid,
         state=state,
         reason=reason,
         sources=sources,
+        warnings=(*record.info.warnings, *notes),
         hangs=_dated(record.info.hangs, own),
+        training=training,
     )
     tables = [own.spans, seen] if own else [seen]
     return Trace(info, check_spans(concat_spans([*tables, record.notes.busy_spans()])))
@@ -98,12 +104,9 @@ def _read_own(paths: ArtifactPaths, rank: int) -> tuple[SpanRecords | None, Sour
 
 
 def _read_nsys(
-    paths: ArtifactPaths,
-    record: RankManifest,
-    own: SpanRecords | None,
-    workdir: Path,
-    tools: NsysTools | None,
+    known: _Rank, workdir: Path, tools: NsysTools | None
 ) -> tuple[pd.DataFrame, SourceState]:
+    paths, record, own, training = known
     rank = record.info.rank
     recording = find_recording(paths, rank)
     if recording is None:
@@ -111,7 +114,7 @@ def _read_nsys(
     pid = own.pid if own else record.info.pid
     try:
         with exported(recording, rank, workdir, tools) as database:
-            export = read_export(database, pid, record.visible_devices)
+            export = read_export(database, pid, record.visible_devices, training)
     except EnvironmentLacksError as error:
         text = f"{error} It was recorded by {record.profiler_note}"
         return empty_spans(), lost("nsys", _without_folder(text, paths, rank))
