@@ -30,7 +30,7 @@ from hpcprof.pipeline.agents import AgentRecords
 from hpcprof.pipeline.analysis import analyse, figures
 from hpcprof.pipeline.ingest import Ingested, _fit
 from hpcprof.trace import columns as c
-from hpcprof.trace.frame import anchors_frame, empty_counters, spans_frame
+from hpcprof.trace.frame import anchors_frame, concat_spans, empty_counters, spans_frame
 from hpcprof.trace.model import JobInfo, RankInfo, Trace
 from hpcprof.trace.store import TraceStore
 
@@ -40,17 +40,24 @@ STEP_NS, FORWARD_NS, CALL_NS = 100_000_000, 50_000_000, 1_000_000
 # a step is its phases, then the collectives one after the other; they must fit
 MOST_COLLECTIVES = (STEP_NS - FORWARD_NS) // CALL_NS
 _DELAY_NS = 300_000
+NAMED = slice(10, 30)  # steps whose operations are named, where --operations asks for any
 
 
-def write_store(store: TraceStore, ranks: int, steps: int, collectives: int) -> None:
-    """Traces of a training in which ranks reach each collective at random, and leave together."""
+def write_store(
+    store: TraceStore, ranks: int, steps: int, collectives: int, operations: int
+) -> None:
+    """Traces of a training in which ranks reach each collective at random, and leave together.
+
+    ``operations``: in each of the steps whose operations are named.
+    """
     begin = np.arange(steps, dtype=np.int64)[:, None] * STEP_NS
     opens = begin + FORWARD_NS + np.arange(collectives) * CALL_NS
     for rank in range(ranks):
         delays = np.random.default_rng(rank).integers(0, _DELAY_NS, opens.shape)
         node = f"node{rank // PER_NODE}"
         info = RankInfo(rank, rank % PER_NODE, node, ranks)
-        store.write(Trace(info, _spans(begin, opens + delays, opens), empty_counters()))
+        spans = [_spans(begin, opens + delays, opens), _operations(begin[NAMED], operations)]
+        store.write(Trace(info, concat_spans(spans), empty_counters()))
 
 
 def _spans(begin: Any, starts: Any, opens: Any) -> pd.DataFrame:
@@ -68,6 +75,29 @@ def _spans(begin: Any, starts: Any, opens: Any) -> pd.DataFrame:
             c.OP: [None] * steps + ["allreduce"] * calls,
             c.STEP: np.concatenate([numbers, np.repeat(numbers, collectives)]),
             c.BYTES: [None] * steps + [1 << 20] * calls,
+            c.SOURCE: "benchmark",
+        }
+    )
+
+
+def _operations(begin: Any, operations: int) -> pd.DataFrame:
+    """Steps, and named operations one after the other, on two threads in turn."""
+    length = FORWARD_NS // max(1, operations)
+    starts = (begin + np.arange(operations) * length).ravel()
+    steps = np.arange(NAMED.start, NAMED.start + len(begin))
+    phases = [c.FORWARD, c.BACKWARD, c.OPTIMIZER]
+    names = [f"model/layer_{i // 10}/MatMul_{i}:MatMul" for i in range(operations)]
+    count = len(begin)
+    return spans_frame(
+        {
+            c.START_NS: np.concatenate([begin.ravel(), starts]),
+            c.END_NS: np.concatenate([begin.ravel() + STEP_NS, starts + length]),
+            c.KIND: [c.STEP_KIND] * count + [c.EXECUTOR_OP] * starts.size,
+            c.NAME: ["step"] * count + names * count,
+            c.PHASE: [None] * count
+            + [phases[i * 3 // operations] for i in range(operations)] * count,
+            c.LANE: [None] * count + [f"thread {i % 2}" for i in range(operations)] * count,
+            c.STEP: np.concatenate([steps, np.repeat(steps, operations)]),
             c.SOURCE: "benchmark",
         }
     )
@@ -114,6 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, default=32)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--collectives", type=int, default=10, help="in each step")
+    parser.add_argument("--operations", type=int, default=0, help="named in each of 20 steps")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -125,8 +156,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         store = TraceStore(options.store or Path(folder) / "store")
         if not store.ranks():
-            write_store(store, options.ranks, options.steps, options.collectives)
-        print(f"{options.ranks} ranks, {options.steps} steps, {options.collectives} collectives")
+            write_store(
+                *(store, options.ranks, options.steps, options.collectives, options.operations)
+            )
+        print(
+            f"{options.ranks} ranks, {options.steps} steps, {options.collectives} collectives, "
+            f"{options.operations} operations in each of {NAMED.stop - NAMED.start}"
+        )
         for part in PARTS:
             argv = [sys.executable, __file__, "--part", part, "--store", str(store.path)]
             done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)

@@ -158,7 +158,7 @@ def per_step(found: pd.DataFrame) -> pd.DataFrame:
 def python_waits(trace: Trace) -> pd.DataFrame:
     """As ``per_step``, of the phases that were seen from Python."""
     spans = trace.spans
-    found = spans[(spans["kind"] == "phase") & (spans["source"] == "spans")]
+    found = spans[(spans["kind"] == "phase") & (spans["source"] == "hpcprof")]
     return per_step(found.assign(ms=(found["end_ns"] - found["start_ns"]) / 1e6))
 
 
