@@ -23,8 +23,8 @@ _OURS = "HPCPROF_"
 # repeated here, since nothing of hpcprof is imported: rank_env.NVTX, attempt.MARK_VARIABLE
 LISTENER = "HPCPROF_NVTX"
 # nvtx_format.INJECTION and LIBRARY: our own recorder, which is seen inside through our package
-_INJECTION = "NVTX_INJECTION64_PATH"
-_RECORDER = "libhpcprof_nvtx.so"
+INJECTION = "NVTX_INJECTION64_PATH"
+RECORDER = "libhpcprof_nvtx.so"
 NSYS_MARK = "HPCPROF_NSYS_ATTEMPT"
 _NO_SHELL = ("--no-eval", "APPTAINER_NO_EVAL", "SINGULARITY_NO_EVAL")
 
@@ -100,7 +100,7 @@ def with_nsys(environ: Mapping[str, str], command: Sequence[str]) -> dict[str, s
 
 
 def _is_recorder(name: str, value: str) -> bool:
-    return name == _INJECTION and os.path.basename(value) == _RECORDER
+    return name == INJECTION and os.path.basename(value) == RECORDER
 
 
 def _is_plain(value: str) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import hpcprof
-from hpcprof.artifacts import rank_env
+from hpcprof.artifacts import nvtx_format, rank_env
 from hpcprof.launch import container
 from hpcprof.launch.attempt import MARK_VARIABLE
 from hpcprof.launch.state_folder import link_package
@@ -213,6 +213,16 @@ def test_a_runtime_that_is_not_there_is_said_as_a_shell_says_it(host: Host) -> N
 
 def test_names_that_are_repeated_here_are_those_of_the_others() -> None:
     assert (container.LISTENER, container.NSYS_MARK) == (rank_env.NVTX, MARK_VARIABLE)
+    assert (container.INJECTION, container.RECORDER) == (nvtx_format.INJECTION, nvtx_format.LIBRARY)
+
+
+def test_our_recorder_is_told_inside_and_a_listener_of_others_is_not(host: Host) -> None:
+    ours = f"{host.lib}/hpcprof/annotate/native/{nvtx_format.LIBRARY}"
+    seen = host.run("--cleanenv", **{nvtx_format.INJECTION: ours})
+    assert seen["environ"][nvtx_format.INJECTION] == ours
+    assert {str(host.state), PACKAGE} <= set(seen["binds"])  # where that path leads
+    seen = host.run("--cleanenv", **{nvtx_format.INJECTION: "/opt/other.so"})
+    assert nvtx_format.INJECTION not in seen["environ"]
 
 
 def can_mount() -> bool:
