@@ -17,7 +17,7 @@ from hpcprof.analyses import timeline as timelines
 from hpcprof.analyses.busy_steps import busy_steps, of_any_rank
 from hpcprof.analyses.collectives import MatchedCollectives, in_steps, matched
 from hpcprof.analyses.shared_steps import SharedForms, SharedSteps
-from hpcprof.trace.columns import STEP
+from hpcprof.trace.columns import COLLECTIVE, PHASE_KIND, STEP
 from hpcprof.trace.store import TraceStore
 
 
@@ -44,7 +44,7 @@ def rank_parts(store: TraceStore, shared: SharedForms, within: range | None = No
     steps = transfer.chosen(within)
     frames, named, kept, busy = {}, {}, {}, []
     for rank in store.ranks():
-        spans = _spans(store, rank)
+        spans = store.read_spans(rank, arrivals.COLUMNS_READ, arrivals.KINDS_READ)
         frames[rank] = _within(arrivals.per_rank(spans, lateness.form), within)
         told_apart = _within(arrivals.named_steps(spans, lateness.form), within)
         if len(told_apart):
@@ -60,7 +60,11 @@ def rank_parts(store: TraceStore, shared: SharedForms, within: range | None = No
 def matched_collectives(store: TraceStore, shared: SharedSteps) -> MatchedCollectives:
     """The collectives alone."""
     steps = shared.chosen()
-    kept = {rank: in_steps(_spans(store, rank), shared.form, steps) for rank in shared.ranks}
+    kinds = [PHASE_KIND, COLLECTIVE]
+    kept = {
+        rank: in_steps(store.read_spans(rank, arrivals.COLUMNS_READ, kinds), shared.form, steps)
+        for rank in shared.ranks
+    }
     return _matched(kept, shared, None)
 
 
@@ -88,10 +92,6 @@ def _without(collectives: MatchedCollectives, steps: tuple[int, ...]) -> Matched
     if not steps or not len(rows):
         return collectives
     return replace(collectives, rows=rows[~rows[STEP].isin(steps)].reset_index(drop=True))
-
-
-def _spans(store: TraceStore, rank: int) -> pd.DataFrame:
-    return store.read_spans(rank, arrivals.COLUMNS_READ, arrivals.KINDS_READ)
 
 
 def _matched(
