@@ -13,6 +13,7 @@ from hpcprof.doctor import (  # isort: skip
     output_folder,
     node,
     nsys,
+    recorder,
     training,
     capture,
     gpu,
@@ -22,4 +23,4 @@ from hpcprof.doctor.registry import CHECKS
 
 __all__ = ["CHECKS"]
 
-_MODULES = (this_hpcprof, slurm, output_folder, node, nsys, training, capture, gpu, mpi)
+_MODULES = (this_hpcprof, slurm, output_folder, node, nsys, recorder, training, capture, gpu, mpi)

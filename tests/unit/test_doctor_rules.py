@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
 
-from hpcprof.doctor import CHECKS, capture, gpu, mpi, node, nsys, slurm, space, training
+from hpcprof.annotate.native import build_hook
+from hpcprof.doctor import CHECKS, capture, gpu, mpi, node, nsys, recorder, slurm, space, training
 from hpcprof.doctor.command import Said
 from hpcprof.doctor.row import FAIL, NOT_CHECKED, OK, STATES, WARN, Row
 from hpcprof.doctor.subject import Request, Subject
@@ -295,6 +297,26 @@ def test_nvtx_and_nsys(nvtx: str | None, nsys_version: str, state: str) -> None:
 )
 def test_versions_are_numbers(text: str, numbers: tuple[int, ...]) -> None:
     assert training.version_of(text) == numbers
+
+
+# ---- our NVTX recorder
+
+
+def test_a_recorder_that_is_missing_or_broken_is_told_with_what_to_do(tmp_path: Path) -> None:
+    library = tmp_path / build_hook.LIBRARY
+    missing = recorder.judge(library)
+    assert (missing.state, missing.check) == (WARN, "NVTX recorder")
+    assert missing.found.startswith("it was not compiled")
+    library.write_text("no library")
+    broken = recorder.judge(library)
+    assert broken.state == WARN
+    assert broken.found.startswith("it cannot be loaded here: ")
+    assert missing.advice and broken.advice
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_a_recorder_that_can_be_loaded_is_ok(tmp_path: Path) -> None:
+    assert recorder.judge(build_hook.compile_recorder(tmp_path)).state == OK
 
 
 # ---- the capture
