@@ -52,7 +52,7 @@ def _wrap_producer(owner: Any, method: str, origin: str) -> None:
             return original(self, *args, **options)
         finally:
             if graph is not None:
-                _end(origin, graph, before, str(getattr(self, "name", "")))
+                _end(origin, graph, before, (type(self).__name__, getattr(self, "name", "")))
 
     _leave_alone(producing, origin)
     setattr(owner, method, producing)
@@ -98,16 +98,13 @@ def _begin(origin: str) -> tuple[Any, int]:
     return graph, before
 
 
-def _end(origin: str, graph: Any, before: int, scope: str) -> None:
+def _end(origin: str, graph: Any, before: int, scopes: tuple[Any, ...]) -> None:
     try:
         _open.discard((origin, id(graph)))
         # operations are listed in the order in which they were made
         made = [operation.name for operation in graph.get_operations()[before:]]
-        if origin == BACKWARD_OPS:
-            told = [name for name in made if "gradient_tape" not in name.split("/")]
-        else:
-            told = [name for name in made if scope.lower() not in name.lower().split("/")]
-        _add(origin, told)
+        known = {"gradient_tape"} if origin == BACKWARD_OPS else {str(s).lower() for s in scopes}
+        _add(origin, [name for name in made if known.isdisjoint(name.lower().split("/"))])
     except Exception:  # as above
         return
 

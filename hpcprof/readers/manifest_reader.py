@@ -28,6 +28,7 @@ class RankManifest:
     why; ``profiler_note`` names program, version and node, ``profiler_version`` is "" when unknown.
     ``traced``: the kinds of events that nsys was told to record; None when not known.
     ``state`` is what launch thought of the recording without looking into it, "" before the end.
+    ``recorder``: "nvtx" where our own listened to NVTX, else "none".
     """
 
     info: RankInfo
@@ -40,6 +41,7 @@ class RankManifest:
     state_reason: str
     visible_devices: str | None
     notes: ManifestNotes
+    recorder: str
 
 
 def read_manifest(paths: ArtifactPaths, rank: int) -> RankManifest:
@@ -72,6 +74,7 @@ def read_manifest(paths: ArtifactPaths, rank: int) -> RankManifest:
         state_reason=str(record.get("state_reason") or ""),
         visible_devices=record.get("cuda_visible_devices"),
         notes=notes,
+        recorder=_name(record.get("recorder")),
     )
 
 
@@ -108,6 +111,10 @@ def unbracketed_anchors(moments: list[Moment]) -> pd.DataFrame:
             "realtime_ns": [moment.realtime_ns for moment in moments],
         }
     )
+
+
+def _name(program: Any) -> str:
+    return str(program.get("name", "none")) if isinstance(program, dict) else "none"
 
 
 def _profiler_note(profiler: dict[str, Any], node: str) -> str:

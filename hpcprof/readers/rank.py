@@ -9,6 +9,7 @@ with its reason and never keeps the others, or another rank, from being read.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from hpcprof.readers.nsys_clock import Placement, place
 from hpcprof.readers.nsys_files import exported, find_recording
 from hpcprof.readers.nsys_sqlite import NsysExport, read_export
 from hpcprof.readers.nsys_tools import NsysTools
+from hpcprof.readers.self_recorded import Recorded, read_profile, read_recorder
 from hpcprof.readers.spans_reader import SpanRecords, read_span_file
 from hpcprof.readers.states import (
     as_launch_said,
@@ -34,12 +36,12 @@ from hpcprof.readers.states import (
     spans_state,
     with_steps,
 )
-from hpcprof.readers.steps import assign_steps, step_numbers
+from hpcprof.readers.steps import assign_steps, beside_steps, step_numbers
 from hpcprof.readers.training_file import read_training
 from hpcprof.trace.check import check_spans
 from hpcprof.trace.columns import BEFORE_NS, END_NS, KIND, STEP, STEP_KIND
 from hpcprof.trace.frame import concat_spans, empty_spans
-from hpcprof.trace.model import Hang, SourceState, Trace
+from hpcprof.trace.model import Hang, SourceState, Trace, Training
 
 
 class NodeAnchors(NamedTuple):
@@ -69,11 +71,17 @@ def read_rank(paths: ArtifactPaths, rank: int, workdir: Path, tools: NsysTools |
     Raises InputError only when the manifest cannot be read.
     """
     record = read_manifest(paths, rank)
-    own, own_state = _read_own(paths, rank)
-    seen, nsys_state = _read_nsys(paths, record, own, workdir, tools)
-    sources = {"spans": own_state, "nsys": nsys_state}
-    state, reason = recording_state(sources, record)
     training, notes = read_training(paths, rank)
+    own, own_state = _read_own(paths, rank)
+    known = _Rank(paths, record, own, training)
+    seen, nsys_state = _read_nsys(known, workdir, tools)
+    sources = {"spans": own_state, "nsys": nsys_state}
+    tables = [own.spans, seen] if own else [seen]
+    for recorded in _self_recorded(known, tables, nsys_state):
+        tables.append(recorded.spans)
+        if recorded.state is not None:
+            sources[recorded.state.name] = recorded.state
+    state, reason = recording_state(sources, record)
     info = replace(
         record.info,
         pid=own.pid if own else record.info.pid,
@@ -84,8 +92,27 @@ def read_rank(paths: ArtifactPaths, rank: int, workdir: Path, tools: NsysTools |
         hangs=_dated(record.info.hangs, own),
         training=training,
     )
-    tables = [own.spans, seen] if own else [seen]
-    return Trace(info, check_spans(concat_spans([*tables, record.notes.busy_spans()])))
+    spans = concat_spans([*tables, record.notes.busy_spans()])
+    return Trace(info, check_spans(beside_steps(spans, own.spans) if own else spans))
+
+
+class _Rank(NamedTuple):
+    """What is known of the rank when its further sources are read."""
+
+    paths: ArtifactPaths
+    record: RankManifest
+    own: SpanRecords | None
+    training: Training | None
+
+
+def _self_recorded(
+    known: _Rank, tables: list[pd.DataFrame], nsys: SourceState
+) -> Iterator[Recorded]:
+    """What the training recorded of itself, source by source; ``tables`` grow meanwhile."""
+    paths, record, own, training = known
+    yield read_recorder(paths, record, concat_spans(tables), training, has_nsys=nsys.is_usable)
+    anchors = _anchors(record, own)
+    yield read_profile(paths, record, concat_spans(tables), anchors, training)
 
 
 def _read_own(paths: ArtifactPaths, rank: int) -> tuple[SpanRecords | None, SourceState]:

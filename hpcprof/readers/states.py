@@ -15,6 +15,8 @@ from hpcprof.artifacts import manifest
 from hpcprof.readers.manifest_reader import RankManifest
 from hpcprof.readers.nsys_clock import Placement
 from hpcprof.readers.nsys_sqlite import NsysExport
+from hpcprof.readers.nvtx_record import SOURCE as RECORDER
+from hpcprof.readers.nvtx_record import NvtxRecord
 from hpcprof.readers.spans_reader import SpanRecords
 from hpcprof.readers.steps import step_numbers
 from hpcprof.trace.columns import END_NS, KIND, START_NS, STEP, STEP_KIND
@@ -47,6 +49,16 @@ def spans_state(own: SpanRecords) -> SourceState:
     if found.rows and not len(step_numbers(own.spans)):
         found = replace(found, warnings=(*found.warnings, "no step was recorded"))
     return found
+
+
+def recorder_state(found: NvtxRecord) -> SourceState:
+    """State of nvtx.bin, before its spans have steps."""
+    state, reason = manifest.OK, ""
+    if not len(found.spans) and not len(found.own):
+        state, reason = manifest.EMPTY, "the recorder was loaded and heard of no range"
+    elif found.torn or found.damaged:
+        state, reason = manifest.PARTIAL, found.warnings[0]
+    return SourceState(RECORDER, state, reason, clock_bound_ns=0, warnings=found.warnings)
 
 
 def no_ranges(record: RankManifest) -> str:
@@ -127,8 +139,13 @@ def with_steps(
 
 
 def recording_state(sources: Mapping[str, SourceState], record: RankManifest) -> tuple[str, str]:
-    """State and reason of the rank: what was asked for against what arrived."""
+    """State and reason of the rank: what was asked for against what arrived.
+
+    What comes on top of spans and nsys makes no rank worse than one without it: it saves one of
+    which nothing else is left, and what it lacks itself is told with the source.
+    """
     spans, nsys = sources["spans"], sources["nsys"]
+    on_top = [source for name, source in sources.items() if name not in ("spans", "nsys")]
     reasons = [f"{source.name}: {source.reason}" for source in (spans, nsys) if source.reason]
     ended = describe(record.info)
     if ended:
@@ -137,6 +154,8 @@ def recording_state(sources: Mapping[str, SourceState], record: RankManifest) ->
     if not spans.is_usable and not nsys.is_usable:
         only_empty = manifest.EMPTY in (spans.state, nsys.state)
         state = manifest.EMPTY if only_empty else manifest.LOST
+        if any(source.is_usable for source in on_top):
+            state = manifest.PARTIAL
     elif (
         was_killed or spans.state != manifest.OK or nsys.state in (manifest.PARTIAL, manifest.LOST)
     ):

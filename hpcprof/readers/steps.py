@@ -5,8 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from hpcprof.trace.columns import END_NS, INPUT, KIND, PHASE, START_NS, STEP, STEP_KIND
+from hpcprof.trace.columns import (
+    CHECKPOINT,
+    END_NS,
+    EVAL,
+    EXECUTOR_OP,
+    INPUT,
+    KIND,
+    PHASE,
+    PHASE_KIND,
+    START_NS,
+    STEP,
+    STEP_KIND,
+)
 from hpcprof.trace.frame import nullable_int
+
+_BESIDE = (EVAL, CHECKPOINT)
 
 
 def step_numbers(spans: pd.DataFrame) -> pd.Series[int]:
@@ -37,6 +51,27 @@ def assign_steps(spans: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
     return assigned
 
 
+def beside_steps(spans: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
+    """Operations that start during an evaluation or a checkpoint, as ``own`` marks it, are of it.
+
+    They bear the same names as those of the training. ``own`` is on the same clock.
+    """
+    marks = own[(own[KIND] == PHASE_KIND) & own[PHASE].isin(_BESIDE)]
+    is_op = (spans[KIND] == EXECUTOR_OP).to_numpy()
+    if not len(marks) or not is_op.any():
+        return spans
+    ends = np.maximum.accumulate(marks[END_NS].to_numpy())
+    starts = spans[START_NS].to_numpy()
+    index = np.minimum(np.searchsorted(ends, starts, side="right"), len(ends) - 1)
+    is_within = is_op & (starts >= marks[START_NS].to_numpy()[index]) & (starts < ends[index])
+    phases = spans[PHASE].copy()
+    for phase in _BESIDE:
+        phases[is_within & (marks[PHASE].to_numpy()[index] == phase)] = phase
+    moved: pd.DataFrame = spans.assign(**{PHASE: phases})
+    return moved
+
+
 def _first_begin(own: pd.DataFrame, first_start: int) -> int:
-    inputs = own[(own[PHASE] == INPUT) & (own[END_NS] <= first_start)]
+    is_input = (own[KIND] == PHASE_KIND) & (own[PHASE] == INPUT)
+    inputs = own[is_input & (own[END_NS] <= first_start)]
     return int(inputs[START_NS].iloc[-1]) if len(inputs) else first_start
