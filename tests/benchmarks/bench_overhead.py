@@ -14,9 +14,8 @@ that is set up. Blocks of 20 steps:
 The figure of a block is its median step, that of a level the ratio to ``off`` within a round
 (geometric mean over rounds), with the 95 % interval by resampling rounds. Limits: the upper end for
 L0+L1 is at most 1 %, and spans per step times the cost of a span (bench_annotate) at most 0.1 % of
-a step of at least 50 ms. Leave the machine alone meanwhile. About 10
-minutes in all.
-Exit code 1 when a limit was not shown to be kept, 4 when no TensorFlow is set up.
+a step of at least 50 ms. Leave the machine alone meanwhile. About 10 minutes in all. Exit code 1
+when a limit was not shown to be kept, 4 when no TensorFlow is set up.
 """
 
 from __future__ import annotations
@@ -128,10 +127,9 @@ def print_levels(blocks: Sequence[Mapping[str, Any]]) -> bool:
         limit = ""
         if level == LEVELS[0]:
             is_within = high <= 100 * MAX_OVERHEAD
-            shown = (
-                "kept" if is_within else "NOT SHOWN" if low <= 100 * MAX_OVERHEAD else "EXCEEDED"
-            )
-            limit = f"upper end at most {MAX_OVERHEAD:.0%}: {shown}"
+            is_exceeded = low > 100 * MAX_OVERHEAD
+            verdict = "kept" if is_within else "EXCEEDED" if is_exceeded else "NOT SHOWN"
+            limit = f"upper end at most {MAX_OVERHEAD:.0%}: {verdict}"
         bounds = f"{low:+.2f} to {high:+.2f} %"
         print(f"{level:<8}{step:>9.2f}{mean:>+7.2f} %{bounds:>22}{len(found):>8}  {limit}")
     switches = [one["switch"] for one in blocks if one["mode"] == "L3"]

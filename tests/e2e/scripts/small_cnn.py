@@ -125,7 +125,7 @@ def optimizer(rank: int = 0, **settings) -> tf.keras.optimizers.Optimizer:
 
 
 STEPS = int(os.environ.get("STEPS", "32"))
-BATCH, SIZE, CLASSES = 64, 32, 10
+BATCH, SIZE, CLASSES = 32, 32, 10
 
 
 def make_deterministic() -> None:
