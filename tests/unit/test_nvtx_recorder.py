@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -15,6 +14,7 @@ from hpcprof.annotate import nvtx_recorder
 from hpcprof.annotate.native.build_hook import compile_recorder
 from hpcprof.artifacts import nvtx_format, span_format
 from tests.setup import paths as tools
+from tests.unit.nvtx_record import Seen, read
 
 pytestmark = [
     pytest.mark.unit,
@@ -24,18 +24,6 @@ pytestmark = [
 NATIVE = Path(nvtx_recorder.__file__).with_name("native")
 # the process that reads the text is the training
 OWN = "import os, time, threading; os.environ['HPCPROF_OWNER_PID'] = str(os.getpid())\n"
-
-
-class Seen(NamedTuple):
-    """One range or mark of a file."""
-
-    domain: str | None
-    name: str
-    kind: int
-    value: int
-    thread: int
-    start_ns: int
-    end_ns: int
 
 
 @pytest.fixture(scope="session")
@@ -84,25 +72,6 @@ class Rank:
 @pytest.fixture
 def rank(tmp_path: Path, library: Path) -> Rank:
     return Rank(tmp_path, library)
-
-
-def read(path: Path) -> list[Seen]:
-    """All ranges of a file, which must declare each name before it uses it, and hold it once."""
-    data = path.read_bytes()
-    names: dict[int, str] = {}
-    seen = []
-    at = span_format.HEADER.size
-    while at < len(data):
-        start, end, name, step, thread, flags, value = span_format.RECORD.unpack_from(data, at)
-        at += span_format.BLOCK_BYTES
-        if flags == span_format.KIND_NAME:
-            assert name not in names
-            names[name] = data[at : at + value].decode("utf-8")
-            at += span_format.text_block_count(value) * span_format.BLOCK_BYTES
-            continue
-        domain = None if step == nvtx_format.NO_DOMAIN else names[step]
-        seen.append(Seen(domain, names[name], flags, value, thread, start, end))
-    return seen
 
 
 def said(rank: Rank) -> list[tuple[str | None, str, int, int]]:
