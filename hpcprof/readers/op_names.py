@@ -74,9 +74,8 @@ _WAIT_RE = re.compile(r"(?:IteratorGetNext|Optional)\w*")
 # what feeds the iterators of several devices, on threads of its own
 _FEEDING_RE = re.compile(r"MultiDeviceIterator\w*|RemoteCall|\w*Dataset(?:V\d)?")
 _CHECKPOINT_RE = re.compile(r"(?:Save|Restore)(?:V2|Slices)?|MergeV2Checkpoints|ShardedFilename")
-_OTHER_RE = re.compile(
-    r"\w*Summary(?:V2)?|Print(?:V2)?|(?:Eager)?PyFunc(?:Stateless)?|VarHandleOp|VarIsInitializedOp"
-)
+_OTHER_RE = re.compile(r"\w*Summary(?:V2)?|Print(?:V2)?|VarHandleOp|VarIsInitializedOp")
+_PYTHON_RE = re.compile(r"(?:Eager)?PyFunc(?:Stateless)?")  # whatever the script does there
 _UPDATE_TYPE_RE = re.compile(r"(?:Resource)?(?:Sparse)?Apply[A-Z]\w*|ResourceSparseApply\w*")
 _CALL_RE = re.compile(r"(?:Stateful)?PartitionedCall|XlaLaunch(?:V2)?|_?XlaRun")
 _XLA_WORK = frozenset(("XlaModule", "Thunk"))
@@ -176,7 +175,7 @@ def _phase_at_root(path: OpPath, known: _Known) -> str:
         return BACKWARD  # a variable that is used twice has two gradients to add
     if path.op_type in ("AssignSubVariableOp", "IsFinite"):
         return OPTIMIZER  # a plain update; the check of a scaled loss
-    return OTHER if _OTHER_RE.fullmatch(path.op_type) else FORWARD
+    return OTHER if _PYTHON_RE.fullmatch(path.op_type) else FORWARD
 
 
 def _phase_of_type(path: OpPath) -> str | None:
@@ -184,7 +183,7 @@ def _phase_of_type(path: OpPath) -> str | None:
         return INPUT
     if _CHECKPOINT_RE.fullmatch(path.op_type):
         return CHECKPOINT
-    if "Initializer" in path.parts:
+    if "Initializer" in path.parts or _OTHER_RE.fullmatch(path.op_type):
         return OTHER
     return None
 
