@@ -342,6 +342,55 @@ print("trained")
     assert rank.notes() == reason
 
 
+# in front of the C library's: a write to nvtx.bin hangs as long as the file "hang" is there
+_HANGING_WRITE = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+ssize_t write(int file, const void *data, size_t bytes) {
+    ssize_t (*real)(int, const void *, size_t) = dlsym(RTLD_NEXT, "write");
+    char link[64], path[4096] = "";
+    snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+    readlink(link, path, sizeof path - 1);
+    while (strstr(path, "nvtx.bin") && !access("HANG", F_OK)) usleep(1000);
+    return real(file, data, bytes);
+}
+"""
+
+
+def test_a_disk_that_hangs_keeps_the_thread_that_writes_and_no_other(rank: Rank) -> None:
+    hang = rank.folder / "hang"
+    text = _HANGING_WRITE.replace("HANG", str(hang))
+    preloaded = compiled(rank.folder, "hanging.so", text, "-shared", "-fPIC")
+    said = rank.play(
+        OWN
+        + f"""
+time.sleep(0.06)
+player.call("MarkA", b"before")
+open({str(hang)!r}, "w").close()
+writer = threading.Thread(target=player.flush)
+writer.start()
+time.sleep(0.1)
+player.flush()  # a step ends
+for _ in range(5000):
+    player.call("MarkA", b"meanwhile")
+print("writer hangs:", writer.is_alive())
+os.unlink({str(hang)!r})
+writer.join()
+player.call("MarkA", b"after")
+""",
+        LD_PRELOAD=str(preloaded),
+    )
+    assert said == "writer hangs: True\n"
+    names = [one.name for one in rank.seen()]
+    assert (names[0], names[-1]) == ("before", "after")
+    kept = names.count("meanwhile")
+    assert 0 < kept < 5000
+    assert rank.notes().startswith(f"{5000 - kept} NVTX ranges were left out: ")
+
+
 def test_a_folder_that_cannot_be_written_is_one_note(rank: Rank) -> None:
     text = OWN + "time.sleep(0.06)\nfor _ in range(9): player.call('MarkA', b'x')"
     missing = rank.folder / "gone"

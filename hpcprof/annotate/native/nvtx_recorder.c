@@ -63,7 +63,7 @@ enum {
     MOST_TEXT_BYTES = 16 << 20,    /* of all names together */
     MOST_PATH_BYTES = 4096,
     BUFFERS = 64,
-    BUFFER_RECORDS = 512,
+    BUFFER_RECORDS = 2048,         /* a step of named operations, so that annotate writes it */
     MOST_DEPTH = 64,
     MOST_DEEP_DOMAINS = 8,
     OPEN_SLOTS = 16384,            /* START ranges that wait for their END */
@@ -143,6 +143,7 @@ static uint64_t slot_turn;
 
 /* A flag and no mutex: a disk that hangs keeps the thread that writes to it, and nobody else. */
 static int is_written; /* somebody writes; what follows belongs to him */
+static int is_stuck;   /* somebody has waited for him in vain: until he is done nobody else waits */
 static uint32_t written_names;
 static int64_t drained_ns;
 static Record staged[BUFFERS * BUFFER_RECORDS];
@@ -327,6 +328,7 @@ static void drain(void) {
     write_out();
     write_whole((const char *)staged, count * sizeof(Record));
     STORE(drained_ns, clock_ns(CLOCK_MONOTONIC));
+    STORE(is_stuck, 0);
 }
 
 static void keep(const Record *record) {
@@ -347,7 +349,11 @@ static void keep(const Record *record) {
             }
             return;
         }
-        if (LOAD(state) != ON || !may_write_within(FULL_WAIT_MS)) break;
+        if (LOAD(state) != ON) break;
+        if (!may_write_within(LOAD(is_stuck) ? 0 : FULL_WAIT_MS)) {
+            STORE(is_stuck, 1);
+            break;
+        }
         drain();
         has_written();
     }
