@@ -27,7 +27,7 @@ __all__ = [
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from hpcprof.annotate.session import (
+    from hpcprof.annotate.calls import (
         beacon,
         close,
         data,
@@ -44,8 +44,8 @@ def __getattr__(name: str) -> object:
     """Load the calls at the first one: ``startup`` is imported in Pythons that never make one."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from hpcprof.annotate import session
+    from hpcprof.annotate import calls
 
     for each in __all__:
-        globals()[each] = getattr(session, each)
+        globals()[each] = getattr(calls, each)
     return globals()[name]

@@ -1,8 +1,8 @@
 """Run at the start of every Python of the job: finds out whether this one is the training.
 
 It is when it imports TensorFlow, Keras or Horovod and was not started by one that did. Then the
-watchdog starts, also in scripts that know nothing of ``annotate``; spans are still recorded from
-the first call of ``annotate`` on.
+watchdog starts, and hooks wait for the packages that train: also in scripts that know nothing of
+``annotate``. Spans are recorded from the first step on that a hook or a call of ``annotate`` marks.
 
 Most Pythons of a job are not the training, so nothing is imported here before it is needed, not
 even ``typing``: without TensorFlow all of this costs well below a millisecond.
@@ -16,11 +16,13 @@ import sys
 # as in artifacts.rank_env, which would load typing
 _RANK_FOLDER = "HPCPROF_RANK_FOLDER"
 _OWNER = "HPCPROF_OWNER_PID"
+_HOOKS = "HPCPROF_HOOKS"
 
 _TRAINING_PACKAGES = frozenset(("tensorflow", "keras", "horovod"))
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
     from typing import Sequence
 
 
@@ -64,22 +66,33 @@ def is_started_by_multiprocessing(words: list[str]) -> bool:
 
 
 class _FirstImport:
-    """A finder that finds nothing: it sees the training's first import, and goes."""
+    """A finder that finds nothing itself: it sees the training's first import, and goes."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: object = None
-    ) -> None:
+    ) -> ModuleSpec | None:
         if name not in _TRAINING_PACKAGES:
-            return
+            return None
         # importlib.util.find_spec("tensorflow") only asks whether it is there
         caller = sys._getframe(2).f_code.co_name
         if not caller.startswith("_find_and_load"):
-            return
+            return None
         _stop_looking()
         try:  # noqa: SIM105 (contextlib would have to be loaded)
             _become_the_training()
         except Exception:
             pass  # the training comes first, whatever it was
+        return _found_by_others(name, path, target)
+
+
+def _found_by_others(name: str, path: Sequence[str] | None, target: object) -> ModuleSpec | None:
+    """Ask those that are there now: this import still goes through the old list, without hooks."""
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        spec: ModuleSpec | None = None if find is None else find(name, path, target)
+        if spec is not None:
+            return spec
+    return None
 
 
 def _stop_looking() -> None:
@@ -89,9 +102,13 @@ def _stop_looking() -> None:
 
 
 def _become_the_training() -> None:
-    """Keep the processes that this one starts silent, and watch over its steps."""
+    """Keep the processes that this one starts silent, watch over its steps, and look for them."""
     os.environ[_OWNER] = str(os.getpid())
     # imported late: see above
     from hpcprof.annotate import watchdog
 
     watchdog.start()
+    if os.environ.get(_HOOKS) != "0":
+        from hpcprof.annotate import hooks
+
+        hooks.install()

@@ -1,0 +1,46 @@
+"""Zero-code instrumentation: attaches to TensorFlow, Keras and Horovod when they are imported.
+
+What a hook sees becomes steps and phases (``automatic``) and a description of the training
+(``training_seen``). A hook that cannot attach is noted, and everything else works; nothing is
+raised into the training. Off with ``HPCPROF_HOOKS=0``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any, Callable
+
+from hpcprof.annotate import training_notes, training_seen
+from hpcprof.annotate.hooks.registry import HOOKS, Hook, NotForThisVersion
+from hpcprof.artifacts import rank_env
+from hpcprof.artifacts.training_record import ATTACHED, FAILED
+
+
+def install() -> None:
+    """Attach each hook when its module is imported. Call once, before the first of them is."""
+    if os.environ.get(rank_env.HOOKS) == "0":
+        return
+    try:
+        register = importlib.import_module("wrapt").register_post_import_hook
+    except Exception as error:  # TensorFlow needs it too, so it is there, or something is broken
+        training_notes.put(hooks={"all": f"{FAILED}: wrapt cannot be imported: {error!r}"})
+        return
+    training_seen.begin()
+    for hook in HOOKS:
+        register(_attaching(hook), hook.trigger)
+
+
+def _attaching(hook: Hook) -> Callable[[Any], None]:
+    def attach(module: Any) -> None:
+        try:
+            hook.attach_to(module)
+        except NotForThisVersion:
+            return
+        except Exception as error:
+            training_notes.put(hooks={hook.name: f"{FAILED}: {hook.trigger}: {error!r}"})
+            return
+        if training_notes.seen("hooks").get(hook.name) is None:
+            training_notes.put(hooks={hook.name: ATTACHED})
+
+    return attach
