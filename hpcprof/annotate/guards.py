@@ -136,11 +136,11 @@ def _say_what_is_wrong() -> None:
 
 def _cure() -> str:
     keras = horovod_calls.version("keras")
-    if keras.startswith("3."):
+    if keras.startswith("3.") and not horovod_calls.version("tf_keras"):
         return (
             f"Horovod {horovod_calls.version('horovod')} knows Keras 2 only, and this is Keras "
             f"{keras}: install tf-keras and set TF_USE_LEGACY_KERAS=1, or average the gradients in "
-            "a loop of your own."
+            "a loop of your own with hvd.allreduce."
         )
     return (
         "Give the optimizer to hvd.DistributedOptimizer (and compile the model with what that "

@@ -33,6 +33,14 @@ _KERAS_3 = (
     "TF_USE_LEGACY_KERAS=1 before TensorFlow is imported, or average in a loop of your own: "
     "gradients = [hvd.allreduce(g) for g in tape.gradient(loss, variables)]"
 )
+_BROADCAST_2 = (
+    "hvd.broadcast_variables(model.variables, root_rank=0), and the same for the optimizer's "
+    "variables; with Keras's fit callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)]"
+)
+_BROADCAST_3 = (
+    "hvd.broadcast_variables([v.value for v in model.variables], root_rank=0), and the same for "
+    "optimizer.variables (Horovod's callback knows no variables of Keras 3)"
+)
 _ON_PURPOSE = "; where each rank is meant to train a model of its own, nothing is wrong"
 
 
@@ -96,10 +104,8 @@ def no_broadcast(results: RunResults) -> Iterator[Finding]:
             "every rank's model is another one, and none has the weights that its gradients are "
             "averages for",
         ),
-        advice="send rank 0's weights to all before the second step: "
-        "hvd.broadcast_variables(model.variables, root_rank=0), and the same for the optimizer's "
-        "variables; with Keras's fit callbacks=[hvd.callbacks."
-        "BroadcastGlobalVariablesCallback(0)]",
+        advice="send rank 0's weights to all after the first step: "
+        + (_BROADCAST_3 if _is_keras_3(results) else _BROADCAST_2),
         next=(("recipe", "weights"), ("ranks", list(agreement.ranks))),
     )
 
@@ -249,9 +255,15 @@ def _at(agreement: WeightAgreement) -> str:
 
 
 def _cure(results: RunResults) -> str:
-    trainings = [info.training for info in results.ranks if info.training is not None]
-    is_keras_3 = any(one.versions.get("keras", "").startswith("3.") for one in trainings)
-    return _KERAS_3 if is_keras_3 else _KERAS_2
+    return _KERAS_3 if _is_keras_3(results) else _KERAS_2
+
+
+def _is_keras_3(results: RunResults) -> bool:
+    """Whether it trains with Keras 3; tf_keras is Keras 2 beside it."""
+    versions = [info.training.versions for info in results.ranks if info.training is not None]
+    return any(
+        known.get("keras", "").startswith("3.") and "tf_keras" not in known for known in versions
+    )
 
 
 def _proves_nothing(results: RunResults, agreement: WeightAgreement) -> bool:

@@ -86,6 +86,13 @@ def test_the_advice_for_keras_2_is_to_wrap_the_optimizer() -> None:
     assert "optimizer = hvd.DistributedOptimizer(optimizer)" in found.advice
 
 
+def test_tf_keras_beside_keras_3_is_keras_2() -> None:
+    versions = {"keras": "3.15.1", "tf_keras": "2.17.0"}
+    built = run(horovod=SILENT, checksums=lambda rank: APART[rank], versions=versions)
+    (found,) = no_gradient_sync(built)
+    assert "optimizer = hvd.DistributedOptimizer(optimizer)" in found.advice
+
+
 def test_metrics_that_are_averaged_are_no_gradients_but_leave_a_doubt() -> None:
     metrics = horovod(optimizers=1, allreduces=3)
     (found,) = no_gradient_sync(run(horovod=metrics, checksums=lambda rank: APART[rank]))
@@ -151,6 +158,8 @@ def test_averaged_gradients_on_weights_that_were_never_broadcast() -> None:
         "differs between ranks 0-3 after steps 1, 4, 49, and nothing was broadcast"
     )
     assert "hvd.broadcast_variables(model.variables, root_rank=0)" in found.advice
+    (found,) = no_broadcast(with_training(built, versions={"keras": "3.15.1"}))
+    assert "hvd.broadcast_variables([v.value for v in model.variables]" in found.advice
 
 
 @pytest.mark.parametrize(
