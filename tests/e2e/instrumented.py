@@ -167,9 +167,3 @@ def excess(table: pd.DataFrame, phase: str) -> float:
     column = table[phase]
     odd = column.index % 2 == 1
     return float(column[odd].median() - column[~odd].median())
-
-
-def medians(table: pd.DataFrame, *, odd: bool) -> dict[str, float]:
-    """Median of each phase over the odd steps, the slow ones, or over the even ones; in ms."""
-    half = table[(table.index % 2 == 1) == odd]
-    return {phase: float(half[phase].median()) for phase in IN_GRAPH if phase in table}

@@ -153,20 +153,18 @@ def test_slow_input_is_a_wait_of_that_size(trained: Trained) -> None:
         assert size == pytest.approx(FAULTS["input"], rel=0.1)
 
 
-@pytest.mark.parametrize("steps", ["slow", "other"])
-def test_the_sources_agree(trained: Trained, steps: str) -> None:
+def test_the_sources_agree(trained: Trained) -> None:
     """tf.profiler saw the same steps of the same process as the recorder, and as nsys."""
     for source, trace in (("recorder", trained.recorder_trace), ("nsys", trained.nsys_trace)):
         for replica in range(trained.script.replicas):
             by_source, by_tf = (
-                instrumented.medians(
-                    instrumented.per_step(instrumented.operations(trace, name, replica)),
-                    odd=steps == "slow",
-                )
+                instrumented.per_step(instrumented.operations(trace, name, replica))
                 for name in (source, "tfprof")
             )
-            assert set(by_source) == set(IN_GRAPH)
-            assert by_source == pytest.approx(by_tf, rel=0.1), (source, replica)
+            for phase in IN_GRAPH:
+                # of each step: the machine may have been busy in one of them
+                ratio = (by_source[phase] / by_tf[phase]).median()
+                assert ratio == pytest.approx(1, abs=0.1), (source, replica, phase)
 
 
 def test_every_gradient_of_every_step_is_a_collective(trained: Trained) -> None:
