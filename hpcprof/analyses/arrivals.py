@@ -34,9 +34,13 @@ ALL_PIECES = (*PIECES, HOST)
 
 # which spans are taken for the collectives of a job, finest first
 PROFILER, MARKED, NONE = "profiler", "marked", "none"
+# for ranks without any: the end of each step stands for its last collective, and waits for nobody.
+# Tells where the step of a rank goes, and nothing of one rank against another
+STEP_ENDS = "steps"
 
 # what is read of a rank: all else, most of a profiled rank, plays no part here
 KINDS_READ = [c.PHASE_KIND, c.COLLECTIVE, c.BUSY, c.EXECUTOR_OP]
+KINDS_OF_STEPS = [*KINDS_READ, c.STEP_KIND]  # for STEP_ENDS
 COLUMNS_READ = [c.START_NS, c.END_NS, c.KIND, c.ACTIVITY, c.PHASE, c.STEP, c.BYTES, c.OP]
 
 
@@ -50,7 +54,13 @@ def collective_forms(spans: pd.DataFrame) -> set[str]:
 
 
 def is_collective(spans: pd.DataFrame, form: str) -> pd.Series[bool]:
-    """Which spans are the allreduces of this ``form`` (PROFILER or MARKED) within steps."""
+    """Which spans are the allreduces of this ``form`` (PROFILER or MARKED) within steps.
+
+    With STEP_ENDS the steps themselves.
+    """
+    if form == STEP_ENDS:
+        steps: pd.Series[bool] = (spans[c.KIND] == c.STEP_KIND) & spans[c.STEP].notna()
+        return steps
     if form == PROFILER:
         chosen = (spans[c.KIND] == c.COLLECTIVE) & (spans[c.OP] == "allreduce")
     else:
@@ -116,10 +126,11 @@ def _cut(spans: pd.DataFrame, form: str, ways: Sequence[tuple[str, str]]) -> pd.
 def _last_collectives(spans: pd.DataFrame, form: str) -> pd.DataFrame:
     rows = spans[is_collective(spans, form)]
     grouped = rows.groupby(rows[c.STEP].astype("int64"), sort=True)
+    ends = grouped[c.END_NS].max()
     syncs: pd.DataFrame = pd.DataFrame(
         {
-            "last_start": grouped[c.START_NS].max(),
-            "last_end": grouped[c.END_NS].max(),
+            "last_start": ends if form == STEP_ENDS else grouped[c.START_NS].max(),
+            "last_end": ends,
             "bytes": grouped[c.BYTES].sum().astype("int64"),
         }
     )

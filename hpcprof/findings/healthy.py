@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcprof.analyses import stragglers
+from hpcprof.analyses import arrivals, stragglers
 from hpcprof.analyses.busy_steps import why_too_few
 from hpcprof.analyses.horovod_use import horovod_use
 from hpcprof.analyses.link_rates import MIN_NODES, RECEIVES, SENDS, LinkRates
@@ -33,6 +33,10 @@ def healthy(results: RunResults, findings: list[Finding]) -> Iterator[str]:
     times = results.phase_times
     share = times.share(c.INPUT, verdict.baseline_ranks or times.ranks)
     who = "the typical other rank" if verdict.found else "the typical rank"
+    if results.collective_form == arrivals.NONE and len(times.ranks) > 1:
+        # whether others wait for a rank is not known: it must not be hidden by the typical one
+        share = max(times.share(c.INPUT, [rank]) for rank in times.ranks)
+        who = "the rank that waits longest"
     judged = marks_input(results) and not why_too_few(results.busy, times.steps)
     if share < INPUT_WARN_FRAC and judged:
         yield f"input keeps up: {who} waits {percent(share)} of the step for its batch"

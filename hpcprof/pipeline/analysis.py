@@ -55,6 +55,9 @@ def analyse(ingested: Ingested, job: JobInfo, steps: range | None = None) -> Ana
     parts = rank_parts(store, shared, steps)
     matrix = step_matrix.across_ranks(parts.frames, job.world_size, parts.busy)
     named = step_matrix.across_ranks(parts.named, job.world_size, parts.busy)
+    # without collectives ranks cannot be compared, but each one's own steps can be told
+    told = step_matrix.across_ranks(parts.alone, job.world_size, parts.busy)
+    told = told if parts.alone else matrix
     operations = named_ops(store, steps)
     collectives = parts.collectives
     connected = are_connected(infos)
@@ -78,7 +81,7 @@ def analyse(ingested: Ingested, job: JobInfo, steps: range | None = None) -> Ana
         causes=tuple(
             cause(matrix, found, verdict.baseline_ranks, named) for found in verdict.found
         ),
-        phase_times=phase_times(matrix),
+        phase_times=phase_times(told),
         left_out=matrix.left_out,
         job_end=_job_end(job.job_id),
         interconnect=network,
@@ -86,7 +89,7 @@ def analyse(ingested: Ingested, job: JobInfo, steps: range | None = None) -> Ana
         reads=node_reads(agents.samples),
         agents=ingested.agents.outcome,
         transfer_form=shared.transfer.form,
-        busy=matrix.busy,
+        busy=told.busy,
         overhead=measured_overhead(store, infos, operations.windows),
         hangs=hang_episodes(infos, last_ended_steps(store, infos), parts.frames),
         op_phases=op_phases.across_ranks(operations.frames, job.world_size, parts.busy),

@@ -27,20 +27,22 @@ class RankParts:
 
     ``collectives``: matched, in steps chosen by ``SharedSteps`` and not busy. ``busy``: steps
     during which the profiler of any rank was at work; those in ``frames`` are still there.
-    ``named``: rank → ``arrivals.named_steps``, of the ranks that have any.
+    ``named``: rank → ``arrivals.named_steps``, of the ranks that have any. ``alone``: where
+    there is no common form, the steps of each rank for themselves (arrivals.STEP_ENDS); else {}.
     """
 
     frames: Mapping[int, pd.DataFrame]
     collectives: MatchedCollectives
     busy: tuple[int, ...] = ()
     named: Mapping[int, pd.DataFrame] = field(default_factory=dict)
+    alone: Mapping[int, pd.DataFrame] = field(default_factory=dict)
 
 
 def rank_parts(store: TraceStore, shared: SharedForms, within: range | None = None) -> RankParts:
     """One pass over the ranks. ``within``: of these steps only; None means all."""
     lateness, transfer = shared
     if lateness.form == arrivals.NONE:
-        return RankParts({}, matched({}, lateness.form))
+        return _alone(store, within)
     steps = transfer.chosen(within)
     frames, named, kept, busy = {}, {}, {}, []
     for rank in store.ranks():
@@ -55,6 +57,16 @@ def rank_parts(store: TraceStore, shared: SharedForms, within: range | None = No
     left_out = of_any_rank(busy)
     collectives = _without(_matched(kept, transfer, within), left_out)
     return RankParts(frames, collectives, left_out, named)
+
+
+def _alone(store: TraceStore, within: range | None) -> RankParts:
+    frames, busy = {}, []
+    for rank in store.ranks():
+        spans = store.read_spans(rank, arrivals.COLUMNS_READ, arrivals.KINDS_OF_STEPS)
+        frames[rank] = _within(arrivals.per_rank(spans, arrivals.STEP_ENDS), within)
+        busy.append(busy_steps(spans, arrivals.STEP_ENDS))
+    nothing = matched({}, arrivals.NONE)
+    return RankParts({}, nothing, of_any_rank(busy), alone=frames)
 
 
 def matched_collectives(store: TraceStore, shared: SharedSteps) -> MatchedCollectives:

@@ -30,6 +30,7 @@ _PARTS = (
 )
 _SHOWN_FRAC = 0.005
 _MAX_TABLE_ROWS = 16
+_SHORT_NS = 30e6  # of a step
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,14 @@ def _headline(record: dict[str, Any]) -> str:
     nodes = len(run["nodes"])
     if nodes:
         parts.append(f"{counted(nodes, 'node')}, {counted(run['world_size'], 'rank')}")
-    parts += [run["strategy"], f"{run['steps_used']} steps compared"]
+    compared = "" if _is_alone(record) else " compared"
+    parts += [run["strategy"], f"{run['steps_used']} steps{compared}"]
     return " · ".join(part for part in parts if part)
+
+
+def _is_alone(record: dict[str, Any]) -> bool:
+    """Whether steps are told of each rank for itself, since no collectives were recorded."""
+    return bool(record["quality"]["collectives"] == "none" and record["phases"]["ranks"])
 
 
 def _facts(record: dict[str, Any], judged: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -100,6 +107,8 @@ def _facts(record: dict[str, Any], judged: list[dict[str, Any]]) -> Iterator[tup
         yield from _profiler(record)
         return
     text = f"{duration(run['step_ns'])} (median; {run['warm_up_steps']} warm-up steps left out)"
+    if _is_alone(record) and run["world_size"] > 1:
+        text += "; each rank for itself: no collective was recorded to compare them by"
     late = [f for f in judged if f["rule"] == "rank-arrives-late" and f["level"] != "info"]
     if late:
         saved = sum(f["impact_frac"] for f in late)
@@ -185,22 +194,29 @@ def _tables(record: dict[str, Any]) -> Iterator[Table]:
     shown = [part for part in _PARTS if max(medians.get(part, (0,))) >= _SHOWN_FRAC * step_ns]
     nodes = {info["rank"]: info for info in record["quality"]["ranks"]}
     order = sorted(range(len(phases["ranks"])), key=lambda i: -(phases["lateness_ns"][i] or 0))
+    # short steps need decimals
+    digits = 0 if step_ns >= _SHORT_NS else 1
     rows = []
     for i in sorted(order[:_MAX_TABLE_ROWS], key=lambda i: phases["ranks"][i]):
         rank = phases["ranks"][i]
         late = phases["lateness_ns"][i]
-        cells = [f"{medians[part][i] / 1e6:.0f}" for part in shown]
-        lateness = "" if late is None else f"{late / 1e6:+.0f}"
-        rows.append((str(rank), nodes[rank]["node"], nodes[rank]["state"], *cells, lateness))
-    left = len(order) - len(rows)
+        cells = [f"{medians[part][i] / 1e6:.{digits}f}" for part in shown]
+        if not _is_alone(record):
+            cells.append("" if late is None else f"{late / 1e6:+.{digits}f}")
+        rows.append((str(rank), nodes[rank]["node"], nodes[rank]["state"], *cells))
+    heads = ("rank", "node", "recorded", *shown, *(() if _is_alone(record) else ("late",)))
+    note = _note_on_parts(record, len(rows), len(order))
+    yield Table("where a step goes, median ms", heads, tuple(rows), note)
+
+
+def _note_on_parts(record: dict[str, Any], shown: int, known: int) -> str:
     note = "wait: for the last rank to arrive. late: against the ranks that nobody waits for."
-    if left > 0:
-        note += f" The latest {len(rows)} ranks are shown, {left} are not."
+    which = "latest"
+    if _is_alone(record):
+        which = "first"
+        note = "Each rank for itself; waiting for others, where it does, is in these parts."
+    if known > shown:
+        note += f" The {which} {shown} ranks are shown, {known - shown} are not."
     if record["quality"]["left_out"]:
         note += f" Too few steps to compare: {ranks(record['quality']['left_out'])}."
-    yield Table(
-        "where a step goes, median ms",
-        ("rank", "node", "recorded", *shown, "late"),
-        tuple(rows),
-        note,
-    )
+    return note

@@ -181,6 +181,6 @@ def _gaps(record: dict[str, Any]) -> Iterator[str]:
         )
     for note in busy_note(record):
         yield f"Gap: {note}."
-    compared = len(record["phases"]["ranks"])
+    compared = 0 if quality["collectives"] == "none" else len(record["phases"]["ranks"])
     if compared < present:
         yield f"{compared} of {counted(present, 'recorded rank')} are compared in the verdict."

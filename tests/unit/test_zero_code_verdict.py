@@ -136,7 +136,35 @@ def test_without_collectives_lateness_is_not_measured_and_not_healthy(tmp_path):
     assert {found["status"] for found in record["findings"]} <= {"insufficient", "not_collected"}
     assert not any("balanced" in text for text in record["healthy"])
     assert "stragglers-not-assessed" in {found["rule"] for found in record["findings"]}
-    assert document.tables == ()
+    (parts,) = document.tables  # where each rank's own step goes is known all the same
+    assert parts.heads == ("rank", "node", "recorded", "input", "compute", "host")
+    assert [row[3:] for row in parts.rows] == [
+        *[("2", "105", "3")] * 2,
+        ("2", "125", "3"),
+        ("2", "105", "3"),
+    ]
+    assert "Each rank for itself" in parts.note
+    assert "each rank for itself" in dict(document.facts)["step"]
+    recorded = next(table for table in document.appendix if table.title == "what was recorded")
+    assert "0 of 4 recorded ranks are compared in the verdict" in recorded.note
+
+
+def test_without_collectives_a_rank_that_waits_for_input_is_not_hidden_by_the_others(tmp_path):
+    usual = results(write_traces(tmp_path / "usual", collectives=False))
+    assert [text for text in healthy(usual, find(usual)) if text.startswith("input keeps up")] == [
+        "input keeps up: the rank that waits longest waits 1.8 % of the step for its batch"
+    ]
+    slow = results(write_traces(tmp_path, extra_ms={(1, c.INPUT): 20.0}, collectives=False))
+    assert not any(text.startswith("input keeps up") for text in healthy(slow, find(slow)))
+
+
+def test_of_a_single_rank_the_step_is_told_and_its_input_judged(tmp_path):
+    extra = {(0, c.INPUT): 20.0}
+    run = results(write_traces(tmp_path, ranks=1, extra_ms=extra, collectives=False))
+    assert run.phase_times.step_ns == pytest.approx(130.4 * MS, rel=0.01)
+    (finding,) = [found for found in find(run) if found.level != "info"]
+    assert finding.rule == "all-ranks-wait-for-input"
+    assert finding.impact_frac == pytest.approx(22 / 130.4, rel=0.01)
 
 
 def test_the_report_says_what_is_inside_the_step_and_what_naming_costs(tmp_path):
