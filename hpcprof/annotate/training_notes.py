@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 from hpcprof.annotate.notes import leave_note
@@ -18,11 +19,14 @@ from hpcprof.artifacts.training_record import new_training_record
 _lock = threading.RLock()  # a signal handler may call, in the thread that holds it
 _record: dict[str, Any] = new_training_record()
 _has_failed = False
+_is_written = False  # what the record holds now
 
 
 def put(**fields: Any) -> None:
     """Set fields of the record; a mapping is merged into the one that is there."""
+    global _is_written
     with _lock:
+        _is_written = False
         for name, value in fields.items():
             old = _record.get(name)
             if isinstance(old, dict) and isinstance(value, dict):
@@ -33,7 +37,9 @@ def put(**fields: Any) -> None:
 
 def warn(text: str) -> None:
     """One more line for ``warnings``; the same line is kept once."""
+    global _is_written
     with _lock:
+        _is_written = False
         if text not in _record["warnings"]:
             _record["warnings"].append(text)
 
@@ -44,15 +50,21 @@ def seen(name: str) -> Any:
 
 
 def write() -> None:
-    """Write the record into the rank's folder, whole. Does nothing outside of the launcher."""
-    global _has_failed
+    """Write the record into the rank's folder, whole; nothing when it is there as it is now.
+
+    Does nothing outside of the launcher.
+    """
+    global _has_failed, _is_written
     folder, rank = os.environ.get(rank_env.RANK_FOLDER), os.environ.get(rank_env.RANK, "")
     if not folder or not rank.isdigit() or _has_failed:
         return
-    run_dir = os.path.dirname(os.path.dirname(os.path.abspath(folder)))
+    # the folder that was given, whatever it is called
+    path = Path(folder) / ArtifactPaths(folder).training(int(rank)).name
     try:
         with _lock:
-            write_json(ArtifactPaths(run_dir).training(int(rank)), _record)
+            if not _is_written:
+                write_json(path, _record)
+                _is_written = True
     except Exception as error:  # a full disk, or a value of the training's that JSON cannot hold
         _has_failed = True
         leave_note(f"what hooks saw of the training was not written down: {error!r}")
