@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Callable, Iterator
+from typing import Any, Callable, Iterator
 
 from hpcprof.annotate import session, training_notes
 from hpcprof.annotate.notes import leave_note
@@ -24,6 +24,7 @@ _is_left_to_script = False
 _is_paused = False
 _hushed = 0  # how many calls are under way inside which hooks of loops are silent
 _script_phases: set[str] = set()
+_is_closing_watched = False  # so that what is open then ends
 _finish: list[Callable[[], None]] = []  # what ends the step that a loop has open
 
 
@@ -78,6 +79,14 @@ def give_up(error: BaseException) -> None:
         leave_note(text)
 
 
+def safely(look: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """Do what a hook does beside the training's own call; a mistake of ours ends the marking."""
+    try:
+        look(*args, **kwargs)
+    except Exception as error:
+        give_up(error)
+
+
 def _finish_open_step() -> None:
     for finish in _finish:
         finish()
@@ -116,14 +125,18 @@ def may_mark() -> bool:
 
 def marking_session() -> Session | None:
     """The session to mark steps in, opened at the first call; None when hooks mark none."""
+    global _is_closing_watched
     if _is_left_to_script or _is_paused:
         return None
-    if session.is_opened():
-        return session.current()
-    if not is_training_process():
+    if not session.is_opened() and not is_training_process():
         return None  # a forked child, which must not ask: that would be noted
-    current = session.current(marks_steps=True)
-    if current is not None:
+    try:
+        current = session.current(marks_steps=True)
+    except Exception as error:
+        give_up(error)
+        return None
+    if current is not None and not _is_closing_watched:
+        _is_closing_watched = True
         current.before_close(_finish_open_step)
     return current
 

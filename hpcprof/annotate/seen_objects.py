@@ -154,9 +154,10 @@ def strategy_fields(strategy: Any) -> dict[str, Any]:
     return {"strategy": type(strategy).__name__, "replicas": replicas}
 
 
-def callback_fields(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """The fields ``callbacks`` and ``profile_batch``."""
-    listed = list(callbacks)
+def callback_fields(given: Any) -> dict[str, Any]:
+    """The fields ``callbacks`` and ``profile_batch`` of what ``fit`` was given."""
+    given = getattr(given, "callbacks", given)  # a CallbackList
+    listed = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
     fields: dict[str, Any] = {"callbacks": [type(each).__name__ for each in listed]}
     for each in listed:
         first = getattr(each, "_start_batch", 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import Any, Callable, Iterable
+from typing import Any, Callable
 
 from hpcprof.annotate import guards, seen_objects, training_notes
 from hpcprof.annotate.follower import Follower
@@ -125,8 +125,8 @@ def saw_strategy(strategy: Any) -> None:
         _safely(lambda: training_notes.put(**seen_objects.strategy_fields(strategy)))
 
 
-def saw_callbacks(callbacks: Iterable[Any]) -> None:
-    """The callbacks given to Keras's fit."""
+def saw_callbacks(callbacks: Any) -> None:
+    """The callbacks given to Keras's fit: None, one, a list, or Keras's own kind of list."""
     _safely(lambda: training_notes.put(**seen_objects.callback_fields(callbacks)))
 
 

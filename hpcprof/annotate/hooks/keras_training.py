@@ -101,9 +101,9 @@ def _fitting(original: Function, model_class: Any, flavor: Flavor) -> Function:
     def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
         if not automatic.may_mark():
             return original(model, *args, **kwargs)
-        _hook_overridden(type(model), model_class, flavor)
+        automatic.safely(_hook_overridden, type(model), model_class, flavor)
         loops.interrupt()
-        training_seen.saw_callbacks(_callbacks(kwargs.get("callbacks")))
+        training_seen.saw_callbacks(kwargs.get("callbacks"))
         _Running.fits += 1
         try:
             with automatic.hush():
@@ -112,13 +112,6 @@ def _fitting(original: Function, model_class: Any, flavor: Flavor) -> Function:
             _Running.fits -= 1
 
     return fit
-
-
-def _callbacks(given: Any) -> list[Any]:
-    if given is None:
-        return []
-    given = getattr(given, "callbacks", given)  # a CallbackList
-    return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
 def _hook_overridden(cls: Any, model_class: Any, flavor: Flavor) -> None:
@@ -224,7 +217,7 @@ class _TrainingFunction:
         finally:
             _Running.is_in_step = False
         automatic.record_phase(current, "compute", begin, end)
-        self._note()
+        automatic.safely(self._note)
         step.end(end, self._updates)
         return result
 

@@ -102,22 +102,14 @@ def _becomes_trainer() -> None:
         _trainer = _ident()
 
 
-def _tell(event: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    """Tell the tracker; a mistake of ours ends the marking and not the training."""
-    try:
-        event(*args, **kwargs)
-    except Exception as error:
-        automatic.give_up(error)
-
-
 def _finish() -> None:
-    _tell(_tracker.finish)
+    automatic.safely(_tracker.finish)
 
 
 def interrupt() -> None:
     """Something that belongs to no step begins in this thread."""
     if _is_looked_at():
-        _tell(_tracker.interrupted, _now())
+        automatic.safely(_tracker.interrupted, _now())
 
 
 def training_call(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -135,13 +127,13 @@ def _training(*, updates: bool, phase: str | None = COMPUTE) -> Iterator[None]:
     if not _has_fetched:
         training_seen.note_once("input_not_separable", _NO_FETCH)
     start = _now()
-    _tell(_tracker.call_begins, start)
+    automatic.safely(_tracker.call_begins, start)
     try:
         yield
     except BaseException:
-        _tell(_tracker.call_failed)
+        automatic.safely(_tracker.call_failed)
         raise
-    _tell(_tracker.call_ends, start, _now(), updates=updates, phase=phase)
+    automatic.safely(_tracker.call_ends, start, _now(), updates=updates, phase=phase)
 
 
 # iterators
@@ -164,27 +156,31 @@ def _fetching(original: Function) -> Function:
     def fetch(iterator: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_fetching or not _is_looked_at() or not is_training_thread():
             if _under_way and not _executing_eagerly():
-                _call_of_graph().fetches = True
+                automatic.safely(_saw_fetch_in_graph)
             return original(iterator, *args, **kwargs)
         return _fetch(original, iterator, args, kwargs)
 
     return fetch
 
 
+def _saw_fetch_in_graph() -> None:
+    _call_of_graph().fetches = True
+
+
 def _fetch(original: Function, iterator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     global _is_fetching, _has_fetched
     start = _now()
-    _tell(_tracker.fetch_begins, start)
+    automatic.safely(_tracker.fetch_begins, start)
     _is_fetching = True  # a distributed iterator asks those of its devices
     try:
         element = original(iterator, *args, **kwargs)
     except Exception:  # StopIteration, or what TensorFlow raises at the end
-        _tell(_tracker.exhausted, id(iterator))
+        automatic.safely(_tracker.exhausted, id(iterator))
         raise
     finally:
         _is_fetching = False
     _has_fetched = True
-    _tell(_tracker.fetch_ends, start, _now(), id(iterator))
+    automatic.safely(_tracker.fetch_ends, start, _now(), id(iterator))
     training_seen.saw_batch(element)
     return element
 
@@ -228,11 +224,11 @@ def _call_of_unknown(
     result = original(function, *args, **kwargs)
     end = _now()
     if not known.trains:
-        _tell(_tracker.other_call)
+        automatic.safely(_tracker.other_call)
         return result
     _becomes_trainer()
-    _note_function(function, known)
-    _tell(_tracker.call_ends, start, end, updates=_updates(known))
+    automatic.safely(_note_function, function, known)
+    automatic.safely(_tracker.call_ends, start, end, updates=_updates(known))
     return result
 
 
@@ -265,7 +261,7 @@ def _taking_gradients(original: Function) -> Function:
         if not automatic.may_mark():
             return original(tape, target, sources, *args, **kwargs)
         if not _executing_eagerly():
-            _tell(_saw_gradient_in_graph, sources)
+            automatic.safely(_saw_gradient_in_graph, sources)
         elif _is_looked_at() and _is_main_or_trainer():
             training_seen.saw_sources(sources)
             updates = not training_seen.saw_any_optimizer()
@@ -286,7 +282,8 @@ def _is_main_or_trainer() -> bool:
 def _call_of_graph() -> _Call:
     """The call under way that builds this thread's graph."""
     thread = _ident()
-    return next((call for call in _under_way if call.thread == thread), _under_way[-1])
+    own = [call for call in _under_way if call.thread == thread]
+    return own[0] if own else _under_way[-1]
 
 
 def _saw_gradient_in_graph(sources: Any) -> None:
@@ -308,7 +305,11 @@ def _strategy() -> Any:
 
 
 def saw_update_in_graph() -> None:
-    """An optimizer's update becomes part of a graph."""
+    """An optimizer's update becomes part of a graph. Raises nothing."""
+    automatic.safely(_mark_update)
+
+
+def _mark_update() -> None:
     if _under_way:
         call = _call_of_graph()
         call.updates = True
@@ -319,7 +320,9 @@ def _is_in_loop() -> bool:
     """Whether the graph that is built is the body of a loop."""
     graph = importlib.import_module("tensorflow").compat.v1.get_default_graph()
     while graph is not None:
-        if type(graph).__name__ == "WhileBodyFuncGraph" or "Dataset" in str(graph.name or ""):
+        # the outermost one may be a plain graph without a name
+        name = str(getattr(graph, "name", ""))
+        if type(graph).__name__ == "WhileBodyFuncGraph" or "Dataset" in name:
             return True
         graph = getattr(graph, "outer_graph", None)
     return False
@@ -332,7 +335,7 @@ def eager_update(original: Function, args: tuple[Any, ...], kwargs: dict[str, An
         return original(*args, **kwargs)
     start = _now()
     result = original(*args, **kwargs)
-    _tell(_tracker.updated, start, _now())
+    automatic.safely(_tracker.updated, start, _now())
     return result
 
 
