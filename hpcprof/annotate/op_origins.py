@@ -9,6 +9,7 @@ themselves are left out. Adds nothing to any graph and changes no name.
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from types import ModuleType
 from typing import Any, Callable
@@ -18,7 +19,9 @@ from hpcprof.artifacts.training_record import BACKWARD_OPS, INPUT_OPS, OPTIMIZER
 
 _MOST_NAMES = 4000  # per origin; a model of many custom gradients; 200 kB of training.json
 _FUNCTION_MODULE = "tensorflow.python.data.ops.structured_function"
-_PRODUCERS = ("minimize", "apply_gradients", "apply")  # of an optimizer
+_PRODUCERS = ("apply_gradients", "apply")  # of an optimizer
+_NO_WORK = frozenset(("Identity", "IdentityN", "Const", "NoOp"))
+_SUFFIX_RE = re.compile(r"_\d+\Z")
 
 _names: dict[str, dict[str, None]] = {}  # origin → names, oldest first
 _open: set[tuple[str, int]] = set()  # (origin, graph): a call inside another one adds nothing
@@ -33,7 +36,7 @@ def attach_tensorflow(tensorflow: ModuleType) -> None:
 def attach_keras(keras: ModuleType) -> None:
     """Follow optimizers, of Keras 2 or 3. Raises AttributeError when there are none."""
     optimizer = keras.optimizers.Optimizer
-    for method in _PRODUCERS[1:]:
+    for method in _PRODUCERS:
         for owner in optimizer.__mro__:
             if method in vars(owner):
                 _wrap_producer(owner, method, OPTIMIZER_OPS)
@@ -68,7 +71,7 @@ def _wrap_dataset_function(owner: Any) -> None:
         original(self, *args, **options)
         try:
             operations = self.function.graph.get_operations()
-            _add(INPUT_OPS, [operation.name for operation in operations])
+            _add(INPUT_OPS, [each.name for each in operations if each.type not in _NO_WORK])
         except Exception:  # a legacy function has no graph to look into
             return
 
@@ -104,9 +107,14 @@ def _end(origin: str, graph: Any, before: int, scopes: tuple[Any, ...]) -> None:
         # operations are listed in the order in which they were made
         made = [operation.name for operation in graph.get_operations()[before:]]
         known = {"gradient_tape"} if origin == BACKWARD_OPS else {str(s).lower() for s in scopes}
-        _add(origin, [name for name in made if known.isdisjoint(name.lower().split("/"))])
+        _add(origin, [name for name in made if known.isdisjoint(_scopes(name))])
     except Exception:  # as above
         return
+
+
+def _scopes(name: str) -> set[str]:
+    """The scopes of a name, without the number that makes each the only one."""
+    return {_SUFFIX_RE.sub("", part) for part in name.lower().split("/")}
 
 
 def _add(origin: str, names: list[str]) -> None:

@@ -101,6 +101,7 @@ class _Known:
     layers: frozenset[str]
     origins: Mapping[str, frozenset[str]]
     has_replicas: bool
+    twins: frozenset[str]  # what replicas other than the first have, without their scopes
     has_gradients: bool
     collective_scopes: frozenset[tuple[str, ...]]
 
@@ -114,14 +115,14 @@ def classify(names: Iterable[str], training: Training | None) -> list[OpClass]:
 
 def _known(paths: list[OpPath], training: Training | None) -> _Known:
     training = training or Training()
-    every = {part for path in paths for part in path.parts}
     replicas = training.replicas or 1
     collectives = [path for path in paths if _COLLECTIVE_TYPE_RE.match(path.op_type)]
     return _Known(
         scopes=_OPTIMIZERS | {scope.lower() for scope in training.optimizer_scopes},
         layers=frozenset(training.layers),
         origins={origin: frozenset(names) for origin, names in training.op_origins.items()},
-        has_replicas=replicas > 1 or any(_REPLICA_RE.match(part) for part in every),
+        has_replicas=replicas > 1 or any(_has_replica_scope(path) for path in paths),
+        twins=frozenset(_base(path) for path in paths if _has_replica_scope(path)),
         has_gradients=any(_is_gradient(path) for path in paths),
         collective_scopes=frozenset(path.parts[:-1] for path in collectives),
     )
@@ -256,8 +257,16 @@ def _replica(path: OpPath, known: _Known) -> int | None:
         match = _UPDATE_RE.match(part)
         if match and match[1]:
             return int(match[1])
-    # what several replicas share, or a branch of one of them: only replica 0 has no prefix
-    return 0 if len(path.parts) > 1 else None
+    # replica 0 has no scope of its own, and neither has what all of them share
+    return 0 if len(path.parts) > 1 or _base(path) in known.twins else None
+
+
+def _has_replica_scope(path: OpPath) -> bool:
+    return any(_REPLICA_RE.match(part) for part in path.parts)
+
+
+def _base(path: OpPath) -> str:
+    return _SUFFIX_RE.sub("", path.inner)
 
 
 def _layer(path: OpPath, known: _Known) -> str | None:

@@ -164,6 +164,11 @@ def test_the_replica_is_that_of_the_scope_or_of_the_updated_device() -> None:
     assert got == MIRRORED
 
 
+def test_at_the_root_stands_replica_0_or_what_all_replicas_share() -> None:
+    names = ["MatMul_3:MatMul", "replica_1/MatMul_1:MatMul", "Sum:Sum"]
+    assert [each.replica for each in classify(names, None)] == [0, 1, None]
+
+
 def test_without_replicas_update_1_is_a_variable_and_a_reshape_at_the_root_is_forward() -> None:
     update, reshape = classify(
         ["Adam/update_1/ResourceApplyAdam:ResourceApplyAdam", "Reshape:Reshape"], None
