@@ -23,7 +23,6 @@ except ImportError:  # compiled by hand
 
 LIBRARY = "libhpcprof_nvtx.so"  # as in artifacts/nvtx_format.py; a build imports nothing of hpcprof
 _HERE = Path(__file__).resolve().parent
-_SOURCE = _HERE / "nvtx_recorder.c"
 # no debug information: it would hold the path of the folder that it was built in
 _OPTIONS = ("-O2", "-g0", "-std=gnu11", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
 _SECONDS = 120
@@ -38,7 +37,8 @@ def compile_recorder(folder: Path = _HERE) -> Path:
         raise OSError(f"there is no C compiler ({compiler[0]})")
     library = folder / LIBRARY
     partial = folder / f".{LIBRARY}.{os.getpid()}"
-    command = [*compiler, *_OPTIONS, "-o", str(partial), str(_SOURCE)]
+    sources = sorted(str(path) for path in _HERE.glob("*.c"))
+    command = [*compiler, *_OPTIONS, "-o", str(partial), *sources]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_SECONDS, check=False
