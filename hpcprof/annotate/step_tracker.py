@@ -73,6 +73,7 @@ class StepTracker:
         self._is_in_call = False  # in one that was known to train when it began
         self._is_first_call = False  # of the open step
         self._last_ns = 0  # end of the last training call or update
+        self.fetches_used = 0  # that were input of a step
 
     def fetch_begins(self, now_ns: int) -> None:
         """The next batch is asked for."""
@@ -83,6 +84,7 @@ class StepTracker:
         """A batch came. ``source`` tells iterators apart."""
         if self._is_open:
             self._sink.phase(INPUT, start_ns, end_ns)
+            self.fetches_used += 1
             return
         self._set_aside([f for f in self._pending if f.is_used and f.source == source])
         self._set_aside(self._pending[: len(self._pending) + 1 - _MAX_PENDING])
@@ -150,6 +152,7 @@ class StepTracker:
         for each in self._pending:
             self._sink.phase(INPUT, each.start_ns, each.end_ns)
         start_ns = self._pending[-1].end_ns if self._pending else start_ns
+        self.fetches_used += len(self._pending)
         self._pending.clear()
         self._sink.begin(start_ns)
         self._is_open = self._is_first_call = True

@@ -15,6 +15,7 @@ from hpcprof.annotate import guards, seen_objects, training_notes
 from hpcprof.annotate.follower import Follower
 from hpcprof.annotate.notes import leave_note
 
+_LONGEST_ACCUMULATION = 64  # calls that take gradients before the first update; usual are 2 to 32
 _DESCRIBED_AFTER = (1, 5, 50)  # steps; as session writes the notes then
 
 Reference = Callable[[], Any]  # to the object, None when it is gone
@@ -30,6 +31,8 @@ _optimizer: Reference = _nothing
 _sources: list[Reference] = []  # what gradients were taken of, in a loop without a model
 _functions: dict[str, Reference] = {}
 _batches = 0
+_is_optimizer_made = False
+_gradients_in_vain = 0  # calls that took gradients, while none was applied
 _eager_updates = 0
 
 
@@ -71,9 +74,23 @@ def saw_optimizer(optimizer: Any) -> None:
         _optimizer = _reference(optimizer)
 
 
-def saw_any_optimizer() -> bool:
-    """Whether this process ever applied gradients with an optimizer."""
-    return _optimizer() is not None
+def optimizer_was_made() -> None:
+    """The script made an optimizer; it will probably use it."""
+    global _is_optimizer_made
+    _is_optimizer_made = True
+
+
+def updates_by_hand() -> bool:
+    """Whether a gradient just taken is taken for an update: no optimizer makes them here.
+
+    One that was made but never used (by a model that is not trained) is waited for so long as an
+    accumulation of gradients may last.
+    """
+    global _gradients_in_vain
+    if _optimizer() is not None:
+        return False
+    _gradients_in_vain += 1
+    return not _is_optimizer_made or _gradients_in_vain > _LONGEST_ACCUMULATION
 
 
 def saw_sources(sources: Any) -> None:

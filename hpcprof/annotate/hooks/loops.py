@@ -26,6 +26,7 @@ from hpcprof.annotate.step_tracker import COMPUTE, StepTracker
 from hpcprof.artifacts import node_time, span_format
 from hpcprof.artifacts.training_record import BY_LOOP
 
+_ENOUGH_STEPS = 3  # without a batch fetched in Python: there will be none
 _NO_FETCH = "batches do not come from tf.data, or are fetched inside of the training function"
 
 _now = node_time.monotonic_ns
@@ -50,6 +51,7 @@ class _Steps:
 
     def __init__(self) -> None:
         self._step: automatic.AutomaticStep | None = None
+        self._ended = 0
 
     def begin(self, start_ns: int) -> None:
         current = automatic.marking_session()
@@ -58,9 +60,12 @@ class _Steps:
 
     def end(self, end_ns: int) -> None:
         if self._step is not None:
-            self._step.end(end_ns)
             if training_notes.seen("steps_by") is None:
                 training_notes.put(steps_by=BY_LOOP)
+            self._step.end(end_ns)
+            self._ended += 1
+            if self._ended == _ENOUGH_STEPS and not _tracker.fetches_used:
+                training_seen.note_once("input_not_separable", _NO_FETCH)
         self._step = None
 
     def cancel(self) -> None:
@@ -81,8 +86,8 @@ _tracker = StepTracker(_Steps())
 _under_way: list[_Call] = []  # outermost calls, of all threads
 _known: weakref.WeakKeyDictionary[Any, _Call] = weakref.WeakKeyDictionary()
 _trainer: int | None = None  # the thread that trains; None before its first training call
-_has_fetched = False
 _is_fetching = False
+_batch: list[Any] = []  # the last one fetched, until it is known what for
 _executing_eagerly: Callable[[], bool] = bool  # until functions attach; answers False
 
 
@@ -124,8 +129,6 @@ def training_call(function: Function, args: tuple[Any, ...], kwargs: dict[str, A
 def _training(*, updates: bool, phase: str | None = COMPUTE) -> Iterator[None]:
     """Around a training call."""
     _becomes_trainer()
-    if not _has_fetched:
-        training_seen.note_once("input_not_separable", _NO_FETCH)
     start = _now()
     automatic.safely(_tracker.call_begins, start)
     try:
@@ -134,6 +137,7 @@ def _training(*, updates: bool, phase: str | None = COMPUTE) -> Iterator[None]:
         automatic.safely(_tracker.call_failed)
         raise
     automatic.safely(_tracker.call_ends, start, _now(), updates=updates, phase=phase)
+    _was_trained_on()
 
 
 # iterators
@@ -168,20 +172,21 @@ def _saw_fetch_in_graph() -> None:
 
 
 def _fetch(original: Function, iterator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    global _is_fetching, _has_fetched
+    global _is_fetching
     start = _now()
     automatic.safely(_tracker.fetch_begins, start)
+    _batch.clear()
     _is_fetching = True  # a distributed iterator asks those of its devices
     try:
         element = original(iterator, *args, **kwargs)
     except Exception:  # StopIteration, or what TensorFlow raises at the end
         automatic.safely(_tracker.exhausted, id(iterator))
+        _batch.clear()
         raise
     finally:
         _is_fetching = False
-    _has_fetched = True
     automatic.safely(_tracker.fetch_ends, start, _now(), id(iterator))
-    training_seen.saw_batch(element)
+    _batch.append(element)
     return element
 
 
@@ -229,18 +234,25 @@ def _call_of_unknown(
     _becomes_trainer()
     automatic.safely(_note_function, function, known)
     automatic.safely(_tracker.call_ends, start, end, updates=_updates(known))
+    _was_trained_on()
     return result
+
+
+def _was_trained_on() -> None:
+    """The batch that was fetched last was one of the training, and not of an evaluation."""
+    if _batch:
+        training_seen.saw_batch(_batch.pop())
 
 
 def _updates(known: _Call) -> bool:
     """Where no optimizer was ever seen, weights are changed by hand, with each gradient."""
-    return known.updates or not training_seen.saw_any_optimizer()
+    return known.updates or training_seen.updates_by_hand()
 
 
 def _note_function(function: Any, known: _Call) -> None:
     name = getattr(getattr(function, "python_function", None), "__name__", "training function")
     training_seen.saw_function(str(name), function)
-    if known.fetches or not _has_fetched:
+    if known.fetches:
         training_seen.note_once("input_not_separable", _NO_FETCH)
     if known.loops:
         training_notes.warn(
@@ -264,7 +276,7 @@ def _taking_gradients(original: Function) -> Function:
             automatic.safely(_saw_gradient_in_graph, sources)
         elif _is_looked_at() and _is_main_or_trainer():
             training_seen.saw_sources(sources)
-            updates = not training_seen.saw_any_optimizer()
+            updates = training_seen.updates_by_hand()
             with _training(updates=updates, phase="backward"):
                 return original(tape, target, sources, *args, **kwargs)
         return original(tape, target, sources, *args, **kwargs)

@@ -31,16 +31,27 @@ def attach_keras2(module: Any) -> None:
         raise NotForThisVersion  # Keras 3 has a module of the same name
     for each in own:
         patch(each, "apply_gradients", _applying)
+        patch(each, "__init__", _making)
 
 
 def attach_keras3(module: Any) -> None:
     """Hook the optimizers of Keras 3."""
     patch(module.BaseOptimizer, "apply", _applying)
+    patch(module.BaseOptimizer, "__init__", _making)
 
 
 def attach_v1(module: Any) -> None:
     """Hook those of tf.compat.v1."""
     patch(module.Optimizer, "apply_gradients", _applying)
+    patch(module.Optimizer, "__init__", _making)
+
+
+def _making(original: Function) -> Function:
+    def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        training_seen.optimizer_was_made()
+
+    return __init__
 
 
 def _applying(original: Function) -> Function:
