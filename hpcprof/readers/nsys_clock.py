@@ -48,11 +48,12 @@ class Placement:
 
     def apply(self, spans: pd.DataFrame) -> pd.DataFrame:
         """The spans on the node's clock, still sorted."""
-        moved = {name: self._moved(spans[name].to_numpy()) for name in (START_NS, END_NS)}
+        moved = {name: self.moved(spans[name].to_numpy()) for name in (START_NS, END_NS)}
         placed: pd.DataFrame = spans.assign(**moved)
         return placed
 
-    def _moved(self, times: Ints) -> Ints:
+    def moved(self, times: Ints) -> Ints:
+        """Times of the export as CLOCK_MONOTONIC."""
         # the correction alone may be float: it is small, and exact to a ns for weeks
         drift = (times - self.reference_ns) * (self.drift_ppb / 1e9)
         moved: Ints = times + self.offset_ns + np.rint(drift).astype(np.int64)

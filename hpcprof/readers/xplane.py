@@ -7,8 +7,7 @@ that was, before it does not. What ties them to the node's CLOCK_MONOTONIC are t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
@@ -17,10 +16,12 @@ from hpcprof.artifacts import manifest
 from hpcprof.errors import EnvironmentLacksError, InputError
 from hpcprof.readers.nsys_clock import Placement, place
 from hpcprof.readers.xplane_device import gpu_planes, read_device
-from hpcprof.readers.xplane_file import Plane, Space, read_space
+from hpcprof.readers.xplane_file import Space, read_space
 from hpcprof.readers.xplane_host import SOURCE, HostRows, read_host
+from hpcprof.readers.xplane_memory import read_memory
 from hpcprof.trace.check import check_spans
 from hpcprof.trace.frame import concat_spans, empty_spans
+from hpcprof.trace.memory import MemoryRecord
 from hpcprof.trace.model import SourceState, Training
 
 _HOST_PLANE = "/host:CPU"
@@ -31,12 +32,14 @@ class TfProfile:
     """What tf.profiler recorded of a rank, on the CLOCK_MONOTONIC of its node.
 
     ``steps`` are the steps as they were marked for the profiler, copies of those in spans.bin;
-    ``spans`` are everything else, without steps. Both are empty unless ``state`` is usable.
+    ``spans`` are everything else, without steps. ``memory``: what allocators did. All are empty
+    unless ``state`` is usable.
     """
 
     spans: pd.DataFrame
     steps: pd.DataFrame
     state: SourceState
+    memory: MemoryRecord = field(default_factory=MemoryRecord)
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class PlacedSpace:
 
     space: Space
     hosts: tuple[HostRows, ...]
+    memory: tuple[MemoryRecord, ...]
     placement: Placement | None
 
 
@@ -73,7 +77,7 @@ def read_tf_profile(
         return _nothing(manifest.LOST, problems[0].removesuffix("."))
     spans = check_spans(concat_spans([_spans(each) for each in usable]))
     steps = concat_spans([placement.apply(host.steps) for _, host, placement in _each_host(usable)])
-    return TfProfile(spans, steps, _state(usable, spans, problems))
+    return TfProfile(spans, steps, _state(usable, spans, problems), _memory(usable))
 
 
 def xplane_files(folder: Path) -> list[Path]:
@@ -81,24 +85,18 @@ def xplane_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("plugins/profile/*/*.xplane.pb"))
 
 
-def host_planes(space: Space) -> list[Plane]:
-    """The planes of the host's threads."""
-    return [plane for plane in space.planes if plane.name == _HOST_PLANE]
-
-
-def place_space(space: Space, hosts: Iterable[HostRows], anchors: pd.DataFrame) -> Placement | None:
-    """How to place a file on the node's clock; None when nothing ties it to it."""
-    beacons = pd.concat([host.beacons for host in hosts], ignore_index=True)
-    return place(beacons, anchors, space.start_ns)
-
-
 def _read_file(
     file: Path, rank: int, anchors: pd.DataFrame, training: Training | None
 ) -> PlacedSpace:
     space = read_space(file, rank)
-    hosts = tuple(read_host(plane, training) for plane in host_planes(space))
-    placement = place_space(space, hosts, anchors) if hosts else None
-    return PlacedSpace(space, hosts, placement)
+    planes = [plane for plane in space.planes if plane.name == _HOST_PLANE]
+    hosts = tuple(read_host(plane, training) for plane in planes)
+    memory = tuple(read_memory(plane, training) for plane in planes)
+    placement = None
+    if hosts:
+        beacons = pd.concat([host.beacons for host in hosts], ignore_index=True)
+        placement = place(beacons, anchors, space.start_ns)
+    return PlacedSpace(space, hosts, memory, placement)
 
 
 def _each_host(placed: list[PlacedSpace]) -> list[tuple[Space, HostRows, Placement]]:
@@ -116,6 +114,26 @@ def _spans(placed: PlacedSpace) -> pd.DataFrame:
     tables += [read_device(plane, replica) for replica, plane in enumerate(gpus)]
     joined = concat_spans(tables)
     return joined if placed.placement is None else placed.placement.apply(joined)
+
+
+def _memory(usable: list[PlacedSpace]) -> MemoryRecord:
+    """Of the last file alone: blocks are not followed from one recording to the next."""
+    last = usable[-1]
+    placement = last.placement
+    if placement is None or not last.memory:
+        return MemoryRecord()
+    blocks, levels = last.memory[0].blocks, last.memory[0].levels
+    if not len(levels):
+        return last.memory[0]
+    known_end = blocks["op_end_ns"] > 0
+    return MemoryRecord(
+        blocks.assign(
+            start_ns=placement.moved(blocks["start_ns"].to_numpy()),
+            end_ns=placement.moved(blocks["end_ns"].to_numpy()),
+            op_end_ns=placement.moved(blocks["op_end_ns"].to_numpy()) * known_end,
+        ),
+        levels.assign(time_ns=placement.moved(levels["time_ns"].to_numpy())),
+    )
 
 
 def _state(usable: list[PlacedSpace], spans: pd.DataFrame, problems: list[str]) -> SourceState:

@@ -43,8 +43,8 @@ class Nested(NamedTuple):
 
 def nested_operations(plane: Plane) -> Nested:
     """Find the operations and waits of a host plane. Reads every thread."""
-    background = _background_runs(plane)
-    is_op = np.array([bool(_OP_RE.match(name)) for name in plane.names])[plane.events.name]
+    background = background_runs(plane)
+    is_op = _is_operation(plane)
     processes = plane.named(_PROCESS)
     waits = plane.named(NEXT_BATCH)
     positions = np.union1d(np.flatnonzero(is_op), np.concatenate([processes, waits]))
@@ -72,7 +72,16 @@ def nested_operations(plane: Plane) -> Nested:
     )
 
 
-def _background_runs(plane: Plane) -> Ints:
+def operations(plane: Plane) -> Ints:
+    """Positions of all operations, those of tf.data too."""
+    return np.flatnonzero(_is_operation(plane))
+
+
+def _is_operation(plane: Plane) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    return np.array([bool(_OP_RE.match(name)) for name in plane.names])[plane.events.name]
+
+
+def background_runs(plane: Plane) -> Ints:
     """Ids of the runs of functions that tf.data made."""
     codes = [code for code, name in enumerate(plane.names) if name.startswith(_DATA_RUN)]
     captured = np.flatnonzero(np.isin(plane.events.name, codes))
