@@ -185,10 +185,11 @@ def test_a_forked_child_never_writes(rank: Rank) -> None:
 time.sleep(0.06)
 player.call("MarkA", b"parent")
 if os.fork() == 0:
+    # it takes no part any more: a lock that it looks for may have been held at the fork
+    handle = player.call("DomainCreateA", b"of the child")
     player.call("MarkA", b"child")
     player.flush()
-    # it takes no part any more: a lock that it looks for may have been held at the fork
-    os._exit(player.call("DomainCreateA", b"of the child") is not None)
+    os._exit(handle is not None)
 assert os.wait()[1] == 0
 player.call("MarkA", b"parent again")
 """
