@@ -7,6 +7,9 @@
             with annotate.phase("forward"):
                 ...
 
+For Keras's ``fit``: ``callbacks=[annotate.keras.Profile()]``. ``phase``, ``span`` and ``step`` are
+decorators too. Where hooks attach (``hpcprof.annotate.hooks``), none of this is needed.
+
 Active only when ``hpcprof launch`` started the process; otherwise every call returns at once.
 Standard library only. Nothing here ever raises into the training because of recording.
 """
@@ -18,6 +21,7 @@ __all__ = [
     "close",
     "data",
     "is_active",
+    "keras",
     "now_ns",
     "phase",
     "record_phase",
@@ -27,6 +31,7 @@ __all__ = [
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from hpcprof.annotate import keras
     from hpcprof.annotate.calls import (
         beacon,
         close,
@@ -44,8 +49,13 @@ def __getattr__(name: str) -> object:
     """Load the calls at the first one: ``startup`` is imported in Pythons that never make one."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "keras":
+        from importlib import import_module
+
+        return import_module("hpcprof.annotate.keras")
     from hpcprof.annotate import calls
 
     for each in __all__:
-        globals()[each] = getattr(calls, each)
+        if each != "keras":
+            globals()[each] = getattr(calls, each)
     return globals()[name]
