@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,69 @@ for step, (x, y) in enumerate(dataset):
 )
 
 
+# what Horovod can be asked for: each of these goes through what the hook replaces
+WAYS = (
+    DATA
+    + """
+import sys
+import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as hvd_keras
+hvd.init()
+tf.config.experimental.enable_op_determinism()
+x, y = samples(hvd.rank(), 32)
+words = np.random.default_rng(hvd.rank()).integers(0, 20, (32, 4))
+
+def told(way, model):
+    sums = [float(np.float64(np.abs(weight)).sum()) for weight in model.get_weights()]
+    sys.stdout.write(f"rank {hvd.rank()}: {way}: {sums}\\n")
+    sys.stdout.flush()
+
+def fit(way, model, data, optimizer, **options):
+    tf.keras.utils.set_random_seed(1)
+    model.compile(hvd_keras.DistributedOptimizer(optimizer, **options), "mse")
+    broadcast = hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
+    model.fit(data, y, batch_size=8, verbose=0, callbacks=[broadcast])
+    told(way, model)
+
+def loop(way, model, wrap, function):
+    tf.keras.utils.set_random_seed(1)
+    optimizer = tf.keras.optimizers.SGD(0.01)
+
+    @function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        gradients = wrap(tape).gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+
+    for first in range(0, 32, 8):
+        step(x[first:first + 8], y[first:first + 8])
+        if first == 0:
+            is_eager = function is not tf.function
+            hvd.broadcast_variables(model.variables, root_rank=0, inplace=is_eager)
+    told(way, model)
+
+def embedding():
+    layers = [tf.keras.layers.Embedding(20, 8), tf.keras.layers.GlobalAveragePooling1D()]
+    return tf.keras.Sequential([*layers, tf.keras.layers.Dense(1)])
+
+old = tf.keras.optimizers.legacy.SGD(0.01)
+fit("every second", network(), x, old, backward_passes_per_step=2)
+fit("groups, fp16", network(), x, tf.keras.optimizers.Adam(), groups=2,
+    compression=hvd.Compression.fp16)
+fit("sparse", embedding(), words, tf.keras.optimizers.SGD(0.01))
+loop("eager", network(), hvd.DistributedGradientTape, lambda function: function)
+own = network()
+wrap = lambda tape: hvd.PartialDistributedGradientTape(tape, local_layers=[own.layers[-1]])
+loop("partial", own, wrap, tf.function)
+layers = [tf.keras.layers.Dense(8), hvd.SyncBatchNormalization(), tf.keras.layers.Dense(1)]
+loop("batch norm", tf.keras.Sequential(layers), hvd.DistributedGradientTape, tf.function)
+assert hvd.broadcast_object(hvd.rank()) == 0
+assert hvd.allgather_object(hvd.rank()) == [0, 1]
+"""
+)
+
+
 def loop(*, seed: str, tape: str = "pass", average: str = "pass", broadcast: str = "pass") -> str:
     """A loop of one's own; each argument is a line of it."""
     filled = {"SEED": seed, "TAPE": tape, "AVERAGE": average, "BROADCAST": broadcast}
@@ -97,11 +161,26 @@ def loop(*, seed: str, tape: str = "pass", average: str = "pass", broadcast: str
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the ranks said on stderr, what they noted, and what collect made of it."""
+    """What the ranks printed and said on stderr, what they noted, and what collect made of it."""
 
-    said: list[str]
-    notes: list[dict[str, Any]]
-    record: dict[str, Any]
+    output: str
+    errors: str
+    paths: ArtifactPaths
+
+    @property
+    def said(self) -> list[str]:
+        """The lines of hpcprof on stderr."""
+        return [line for line in self.errors.splitlines() if line.startswith("hpcprof: ")]
+
+    @cached_property
+    def notes(self) -> list[dict[str, Any]]:
+        """training.json of both ranks."""
+        return [json.loads(self.paths.training(rank).read_text()) for rank in range(2)]
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """findings.json."""
+        return pipeline.collect(self.paths.root).record
 
     def findings(self, *rules: str) -> list[dict[str, Any]]:
         """The findings of these rules."""
@@ -115,9 +194,10 @@ class Outcome:
         return {each["rule"] for each in self.findings(*rules, *more)}
 
 
-def trained(python: Path, script: str, folder: Path) -> Outcome:
-    """Run the script on two ranks under the launcher, and collect."""
+def trained(python: Path, script: str, folder: Path, *options: str) -> Outcome:
+    """Run the script on two ranks under the launcher."""
     path, run_dir = folder / "train.py", folder / "run"
+    folder.mkdir(exist_ok=True)
     path.write_text(script)
     launching.write_run_json(run_dir)
     ours = ("HPCPROF_", "SLURM_", "OMPI_", "PMI")
@@ -125,22 +205,18 @@ def trained(python: Path, script: str, folder: Path) -> Outcome:
     env |= {"PYTHONPATH": str(launching.REPOSITORY), "CUDA_VISIBLE_DEVICES": "-1"}
     env |= {"TF_CPP_MIN_LOG_LEVEL": "2", "OMPI_MCA_mpi_yield_when_idle": "1"}
     mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2"]
+    command = [str(python), str(path)]
     done = subprocess.run(
-        [*mpirun, *launching.argv(run_dir, [str(python), str(path)], "--profiler", "none")],
+        [*mpirun, *launching.argv(run_dir, command, "--profiler", "none", *options)],
         env=env,
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    paths = ArtifactPaths(run_dir)
-    return Outcome(
-        said=[line for line in done.stderr.splitlines() if line.startswith("hpcprof: ")],
-        notes=[json.loads(paths.training(rank).read_text()) for rank in range(2)],
-        record=pipeline.collect(run_dir).record,
-    )
+    return Outcome(done.stdout, done.stderr, ArtifactPaths(run_dir))
 
 
 @pytest.fixture(scope="module")
@@ -208,3 +284,21 @@ def test_a_missing_broadcast_and_a_missing_shard_are_told(
     assert levels == {"no-broadcast": "critical"}
     assert outcome.said == []
     assert outcome.notes[0]["horovod"]["gradients"] >= 4
+
+
+@pytest.mark.slow
+def test_whatever_horovod_is_asked_for_it_does_the_same_with_and_without_hooks(
+    horovod_python: Path, tmp_path: Path
+) -> None:
+    hooked = trained(horovod_python, WAYS, tmp_path / "hooked")
+    plain = trained(horovod_python, WAYS, tmp_path / "plain", "--no-hooks")
+    results = [sorted(one.output.splitlines()) for one in (hooked, plain)]
+    assert len(results[0]) == 12
+    assert results[0] == results[1]
+    assert "AutoGraph" not in hooked.errors
+    assert not plain.paths.training(0).exists()
+    horovod = hooked.notes[0]["horovod"]
+    assert (horovod["optimizers"], horovod["scalars"]) == (3, 0)
+    assert horovod["tapes"] >= 6
+    assert horovod["gradients"] > 30
+    assert horovod["allreduces"] > 0, "of the batch normalization"
