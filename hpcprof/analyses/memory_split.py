@@ -1,8 +1,8 @@
 """What fills the memory of a device at its peak: weights, gradients, feature maps and so on?
 
-1. The moment: of the steps that were watched as a whole, the fullest; its first is left out where
-   there are others (it builds variables and chooses algorithms). In it the moment at which the
-   allocator had given away most.
+1. The moment: of the steps that were watched, the fullest; the first is left out where there are
+   others (it builds variables and chooses algorithms, and may have been watched in part). In it the
+   moment at which the allocator had given away most.
 2. Blocks that live then are divided, lifetime first and name second:
    a. those that were there before the step are *weights* or *optimizer* state where hooks saw a
       variable of their size (each variable takes one block), else *other*: batches that wait,
@@ -115,9 +115,9 @@ def _split(
     if not variables.is_known:
         reason = "no hook saw the variables of the training, so their memory cannot be told apart"
         return MemorySplit(name, INSUFFICIENT, reason)
-    steps = _whole_steps(spans, levels)
+    steps = _watched_steps(spans, levels)
     if not len(steps):
-        reason = "no step was watched as a whole"
+        reason = "no step was watched"
         return MemorySplit(name, INSUFFICIENT, reason)
     step, peak = _fullest(steps, levels)
     moment = int(peak["time_ns"])
@@ -193,11 +193,10 @@ class _Divided(NamedTuple):
     fusion_bytes: int
 
 
-def _whole_steps(spans: pd.DataFrame, levels: pd.DataFrame) -> list[_Step]:
+def _watched_steps(spans: pd.DataFrame, levels: pd.DataFrame) -> list[_Step]:
     steps = spans[(spans[c.KIND] == c.STEP_KIND) & spans[c.STEP].notna()]
     first, last = levels["time_ns"].min(), levels["time_ns"].max()
-    # the last return of a step may be the last event of all
-    inside = steps[(steps[c.START_NS] >= first) & (steps[c.START_NS] < last)]
+    inside = steps[(steps[c.END_NS] > first) & (steps[c.START_NS] < last)]
     rows = zip(inside[c.STEP], inside[c.START_NS], inside[c.END_NS], strict=True)
     found = [_Step(int(number), int(start), int(end)) for number, start, end in rows]
     return found[1:] if len(found) > 1 else found
