@@ -6,6 +6,7 @@ zero means that no graph of this process contains one. Adds no collective, and i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -42,6 +43,7 @@ _COUNTED = (GRADIENTS, ALLREDUCES, SCALARS, GATHERS, BROADCASTS, OPTIMIZERS, TAP
 _lock = threading.Lock()  # replicas trace in threads of their own
 _counts: dict[str, int] | None = None  # None: nobody counts
 _compression: str | None = None
+_last_known: tuple[int, int] | None = None
 
 
 def begin_counting() -> None:
@@ -71,14 +73,16 @@ def saw_compression(name: str) -> None:
 
 
 def size_and_rank() -> tuple[int, int] | None:
-    """``hvd.size()`` and ``hvd.rank()``; None when Horovod is not there or not initialised."""
+    """``hvd.size()`` and ``hvd.rank()``; None when Horovod is not there or was not initialised.
+
+    After its end, which may come before ours, what they were.
+    """
+    global _last_known
     module = sys.modules.get(_MODULE)
-    if module is None:
-        return None
-    try:
-        return int(module.size()), int(module.rank())
-    except Exception:  # not initialised, or shut down already
-        return None
+    if module is not None:
+        with contextlib.suppress(Exception):  # not initialised, or shut down already
+            _last_known = int(module.size()), int(module.rank())
+    return _last_known
 
 
 def description() -> dict[str, Any] | None:

@@ -32,6 +32,7 @@ def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     horovod = Ranks(size=lambda: 2, rank=lambda: 0)
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", horovod)
     monkeypatch.setattr(horovod_calls, "_counts", None)
+    monkeypatch.setattr(horovod_calls, "_last_known", None)
     monkeypatch.setattr(training_notes, "_record", new_training_record())
     monkeypatch.setattr(training_notes, "_is_written", False)
     monkeypatch.setattr(guards, "_variables", [])
@@ -201,3 +202,17 @@ def test_settings_are_noted_with_the_defaults_of_the_known_version(
     assert settings["HOROVOD_FUSION_THRESHOLD"] == "134217728 (default)"
     monkeypatch.setitem(sys.modules, "horovod", SimpleNamespace(__version__="0.99"))
     assert (horovod_calls.description() or {})["settings"] == {"HOROVOD_CYCLE_TIME": "3.5"}
+
+
+def test_a_horovod_that_ended_before_us_is_still_told(
+    rank: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = guards.wanted()
+    assert follower is not None
+    for number in range(3):
+        follower.step_ended(number)
+    horovod_calls.count(horovod_calls.ALLREDUCES, 7)
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", Ranks())
+    follower.close(2)
+    horovod = training_notes.seen("horovod")
+    assert (horovod["size"], horovod["allreduces"]) == (2, 7)
