@@ -194,8 +194,10 @@ def _is_background(path: OpPath, known: _Known) -> bool:
         return path.op_type not in _XLA_WORK
     if _FEEDING_RE.fullmatch(path.op_type):
         return True
-    is_scoped = _is_gradient(path) or _is_update(path, known)
-    return not is_scoped and path.inner in known.origins.get(INPUT, frozenset())
+    if _is_gradient(path) or _is_update(path, known):
+        return False
+    # as it is: what tf.data runs is not called from anywhere
+    return path.text in known.origins.get(INPUT, frozenset())
 
 
 def _is_communication(path: OpPath, known: _Known) -> bool:

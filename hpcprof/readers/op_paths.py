@@ -25,13 +25,14 @@ _REPLICA_RE = re.compile(r"replica_\d+\Z")
 class OpPath(NamedTuple):
     """An operation's name in pieces.
 
-    ``parts``: its scopes and last its own name. ``outer``: the scopes in which the branch or loop
-    stands that it belongs to, () when it is in none. ``inner``: ``parts`` without a replica's
-    scope, as one text. ``ancestry``: the texts under which a graph may know it, or what it stands
-    in. ``is_kept``: a loop computes it for its gradient to come. ``is_xla``: no operation, but a
-    piece of XLA's work.
+    ``text``: all of it but the type. ``parts``: its scopes and last its own name. ``outer``: the
+    scopes in which the branch or loop stands that it belongs to, () when it is in none. ``inner``:
+    ``parts`` without a replica's scope, as one text. ``ancestry``: the texts under which a graph
+    may know it, or what it stands in. ``is_kept``: a loop computes it for its gradient to come.
+    ``is_xla``: no operation, but a piece of XLA's work.
     """
 
+    text: str
     parts: tuple[str, ...]
     op_type: str
     inner: str
@@ -45,7 +46,7 @@ def op_path(name: str) -> OpPath:
     """Take ``path:type#attributes#`` apart; a name without a type has the type ""."""
     path, _, rest = name.partition(":")
     if _XLA_RE.match(name):
-        return OpPath((path,), path, path, (), is_xla=True)
+        return OpPath(path, (path,), path, path, (), is_xla=True)
     parts = [part for part in path.split("/") if part]
     if len(parts) > 1 and _EDGE_RE.match(parts[-1]):
         parts.pop()  # "Add/_5:_Send": an edge that was cut
@@ -62,7 +63,8 @@ def op_path(name: str) -> OpPath:
     own = [part for part in parts if not _REPLICA_RE.match(part)]
     ancestry += _prefixes(own)
     op_type = rest.partition("#")[0]
-    return OpPath(tuple(parts), op_type, "/".join(own), tuple(ancestry), outer, is_kept)
+    inner = "/".join(own)
+    return OpPath(path, tuple(parts), op_type, inner, tuple(ancestry), outer, is_kept)
 
 
 def _without_wrapping(parts: list[str], ancestry: list[str]) -> list[str]:

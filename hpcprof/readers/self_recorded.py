@@ -55,19 +55,28 @@ def read_recorder(
     rank = record.info.rank
     path = paths.nvtx_record(rank)
     if not path.exists():
-        state = SourceState(RECORDER, manifest.EMPTY, _NO_LIBRARY)
+        state = SourceState(RECORDER, manifest.NOT_PROFILED, _NO_LIBRARY)
         return Recorded(empty_spans(), state if record.recorder == "nvtx" else None)
     try:
         found = read_nvtx_record(path, rank, training)
     except InputError as error:
         text = str(error).replace(f"{paths.rank_folder(rank)}/", "")
         return Recorded(empty_spans(), lost(RECORDER, text))
-    state = recorder_state(found)
+    state = _explained(recorder_state(found), training)
     if has_nsys:
         note = "nsys recorded the same ranges; those of the recorder are left out"
         return Recorded(empty_spans(), replace(state, warnings=(*state.warnings, note)))
     spans = with_own_steps(found.spans, known, found.own)
     return Recorded(spans, with_steps(state, spans))
+
+
+def _explained(state: SourceState, training: Training | None) -> SourceState:
+    """A recorder that heard nothing lacks nothing, where the hooks know that none was said."""
+    why = (training.op_steps or "") if training else ""
+    if state.state != manifest.EMPTY or not why.startswith("not available"):
+        return state
+    reason = f"the training has no NVTX ranges; names of operations: {why}"
+    return replace(state, state=manifest.NOT_PROFILED, reason=reason)
 
 
 def read_profile(

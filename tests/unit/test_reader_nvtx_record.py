@@ -262,16 +262,34 @@ def test_a_torn_record_is_partial_and_the_rank_is_none_the_worse(paths: Artifact
     assert info.state == "NOT_PROFILED"
 
 
-def test_a_recorder_that_heard_nothing_and_one_that_was_never_loaded_are_empty(
-    paths: ArtifactPaths,
+def test_a_recorder_that_nobody_loaded_lacks_nothing(paths: ArtifactPaths) -> None:
+    own_records(paths)
+    state = rank(paths).rank.sources["recorder"]
+    assert state.state == "NOT_PROFILED"
+    assert "nothing in the training calls NVTX" in state.reason
+
+
+@pytest.mark.parametrize(
+    ("op_steps", "state", "reason"),
+    [
+        (None, "EMPTY", "the recorder was loaded and heard of no range"),
+        ("10-29", "EMPTY", "the recorder was loaded and heard of no range"),
+        (
+            "not available: no step of 10-29: the training ended at step 2",
+            "NOT_PROFILED",
+            "the training has no NVTX ranges; names of operations: not available: no step of "
+            "10-29: the training ended at step 2",
+        ),
+    ],
+)
+def test_a_recorder_that_heard_nothing_is_empty_unless_nothing_was_said(
+    paths: ArtifactPaths, op_steps: str | None, state: str, reason: str
 ) -> None:
     own_records(paths)
-    never = rank(paths).rank.sources["recorder"]
-    assert never.state == "EMPTY"
-    assert "nothing in the training calls NVTX" in never.reason
     save(paths, NvtxFile())
-    heard = rank(paths).rank.sources["recorder"]
-    assert (heard.state, heard.reason) == ("EMPTY", "the recorder was loaded and heard of no range")
+    paths.training(RANK).write_text(json.dumps({**new_training_record(), "op_steps": op_steps}))
+    found = rank(paths).rank.sources["recorder"]
+    assert (found.state, found.reason) == (state, reason)
 
 
 def test_a_foreign_file_is_lost_and_keeps_nothing_else_from_being_read(
