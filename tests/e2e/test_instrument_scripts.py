@@ -16,6 +16,7 @@ from tests.e2e.instrumented import FAULTS, FIRST, IN_GRAPH, LAST, STEPS, WINDOW,
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 STATISTICS_MIB = 16
+READ_AHEAD_MS = 400  # longer than two steps, a slow one and the other: it cannot be hidden
 # of the net in small_cnn: kernel and bias of four layers
 GRADIENTS = 8
 WEIGHTS = (27 * 16 + 16) + (144 * 32 + 32) + (32 * 13 * 13 * 64 + 64) + (64 * 10 + 10)
@@ -39,7 +40,7 @@ SCRIPTS = [
     Script(
         "horovod_tape.py", "horovod_python", 2, 1, "loop", FAULTS | {"allreduce": STATISTICS_MIB}
     ),
-    Script("mirrored_loop.py", "keras3_python", 1, 2, "loop", FAULTS),
+    Script("mirrored_loop.py", "keras3_python", 1, 2, "loop", FAULTS | {"input": READ_AHEAD_MS}),
 ]
 
 
@@ -148,9 +149,24 @@ def test_a_fault_in_the_graph_is_in_its_phase_with_its_size(trained: Trained, ph
 
 
 def test_slow_input_is_a_wait_of_that_size(trained: Trained) -> None:
+    if trained.script.faults["input"] == READ_AHEAD_MS:
+        pytest.skip("this training reads ahead")
     for trace in (trained.recorder_trace, trained.nsys_trace):
         size = instrumented.excess(instrumented.python_waits(trace), "input")
         assert size == pytest.approx(FAULTS["input"], rel=0.1)
+
+
+def test_input_that_is_read_ahead_is_the_wait_that_remains(trained: Trained) -> None:
+    if trained.script.faults["input"] != READ_AHEAD_MS:
+        pytest.skip("this training reads nothing ahead")
+    for run, trace in (
+        (trained.recorder, trained.recorder_trace),
+        (trained.nsys, trained.nsys_trace),
+    ):
+        seen = run.numbers("rank 0 waits ms ")[FIRST : LAST + 1]
+        found = instrumented.python_waits(trace)["input"].tolist()
+        assert sum(seen) > READ_AHEAD_MS
+        assert found == pytest.approx(seen, rel=0.1, abs=1)
 
 
 def test_the_sources_agree(trained: Trained) -> None:

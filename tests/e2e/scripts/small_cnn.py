@@ -42,14 +42,14 @@ def sleep_in_step(step: int, milliseconds: float) -> None:
         time.sleep(milliseconds / 1000)
 
 
-def delayed(tensor: tf.Tensor, milliseconds: float, replicas: int = 1) -> tf.Tensor:
-    """The tensor, some time later; ``replicas``: how often a step comes by here."""
+def delayed(tensor: tf.Tensor, milliseconds: float) -> tf.Tensor:
+    """The tensor, some time later."""
     if not milliseconds:
         return tensor
     calls = itertools.count()
 
     def wait(value: np.ndarray) -> np.ndarray:
-        sleep_in_step(next(calls) // replicas, milliseconds)
+        sleep_in_step(next(calls), milliseconds)
         return value
 
     # stateful operations would wait for each other
@@ -83,11 +83,10 @@ def delayed_batches(dataset: tf.data.Dataset, milliseconds: float) -> tf.data.Da
 class Block(tf.keras.layers.Layer):
     """Slow forward, slow backward: a layer of somebody's own."""
 
-    def __init__(self, rank: int = 0, replicas: int = 1, **settings) -> None:
+    def __init__(self, rank: int = 0, **settings) -> None:
         super().__init__(**settings)
         self.forward_ms = amount("forward", rank)
         self.backward_ms = amount("backward", rank)
-        self.replicas = replicas
 
     def call(self, inputs):
         """The inputs, later."""
@@ -95,9 +94,9 @@ class Block(tf.keras.layers.Layer):
         @tf.custom_gradient
         def block(values):
             def gradient(upstream):
-                return delayed(upstream, self.backward_ms, self.replicas)
+                return delayed(upstream, self.backward_ms)
 
-            return delayed(values, self.forward_ms, self.replicas), gradient
+            return delayed(values, self.forward_ms), gradient
 
         return block(inputs)
 
@@ -146,7 +145,7 @@ def images(rank: int = 0, batch: int = BATCH) -> tf.data.Dataset:
     return delayed_batches(dataset, amount("input", rank))
 
 
-def model(rank: int = 0, replicas: int = 1) -> tf.keras.Model:
+def model(rank: int = 0) -> tf.keras.Model:
     """A small convolutional net."""
     layers = tf.keras.layers
     inputs = tf.keras.Input((SIZE, SIZE, 3))
@@ -155,7 +154,7 @@ def model(rank: int = 0, replicas: int = 1) -> tf.keras.Model:
     hidden = layers.Conv2D(32, 3, activation="relu", name="conv_b")(hidden)
     hidden = layers.Flatten(name="flat")(hidden)
     hidden = layers.Dense(64, activation="relu", name="hidden")(hidden)
-    hidden = Block(rank, replicas, name="block")(hidden)
+    hidden = Block(rank, name="block")(hidden)
     outputs = layers.Dense(CLASSES, name="head")(hidden)
     return tf.keras.Model(inputs, outputs, name="net")
 
