@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -150,6 +151,30 @@ assert hvd.allgather_object(hvd.rank()) == [0, 1]
 )
 
 
+# rank 0 gives its tf.function another Python number each time; rank 1 has none
+SLOW = (
+    DATA
+    + """
+import os
+rank = int(os.environ["HPCPROF_RANK"])
+model = network()
+optimizer = tf.keras.optimizers.SGD(0.01)
+
+def train_step(x, y, step):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+
+if rank == 0:
+    train_step = tf.function(train_step)
+batches = tf.data.Dataset.from_tensor_slices(samples(rank)).batch(8 if rank == 0 else 12)
+for step, (x, y) in enumerate(batches):
+    train_step(x, y, step)
+"""
+)
+
+
 def loop(*, seed: str, tape: str = "pass", average: str = "pass", broadcast: str = "pass") -> str:
     """A loop of one's own; each argument is a line of it."""
     filled = {"SEED": seed, "TAPE": tape, "AVERAGE": average, "BROADCAST": broadcast}
@@ -284,6 +309,33 @@ def test_a_missing_broadcast_and_a_missing_shard_are_told(
     assert levels == {"no-broadcast": "critical"}
     assert outcome.said == []
     assert outcome.notes[0]["horovod"]["gradients"] >= 4
+
+
+def test_tracing_again_and_again_and_not_at_all_are_told(
+    keras3_python: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SLOW)
+    start = [sys.executable, "-m", "hpcprof", "launch", "--ranks", "2", "--profiler", "none"]
+    done = subprocess.run(
+        [*start, "--run-dir", str(tmp_path / "run"), "--", str(keras3_python), str(path)],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    outcome = Outcome(done.stdout, done.stderr, ArtifactPaths(tmp_path / "run"))
+    # each rank for itself, so that nobody is accused of other batches or fewer steps
+    assert outcome.accusations == {"retracing", "eager-training"}
+    (retracing,) = outcome.findings("retracing")
+    assert retracing["ranks"] == [0]
+    # a function that makes its variables in the first call is traced twice for it
+    assert "train_step was traced up to 13 times in 12 steps" in retracing["message"]
+    (eager,) = outcome.findings("eager-training")
+    assert eager["ranks"] == [1]
+    assert eager["message"].startswith("8 updates of rank 1 were made eagerly")
 
 
 @pytest.mark.slow
