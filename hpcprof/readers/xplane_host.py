@@ -27,6 +27,7 @@ from hpcprof.trace.columns import (
     HOST,
     INPUT,
     INPUT_ACTIVITY,
+    NAME,
     STEP_KIND,
 )
 from hpcprof.trace.frame import coded, nullable_int, spans_frame
@@ -57,7 +58,7 @@ def read_host(plane: Plane, training: Training | None) -> HostRows:
     nested = nested_operations(plane)
     collectives, unfinished = _collectives(plane, training)
     spans = [
-        _operations(plane, nested, training),
+        _operations(plane, nested, training, collectives[NAME].cat.categories.tolist()),
         _waits(plane, nested),
         _background(plane, nested),
         collectives,
@@ -65,10 +66,13 @@ def read_host(plane: Plane, training: Training | None) -> HostRows:
     return HostRows(spans, _steps(plane), _beacons(plane), unfinished)
 
 
-def _operations(plane: Plane, nested: Nested, training: Training | None) -> pd.DataFrame:
+def _operations(
+    plane: Plane, nested: Nested, training: Training | None, collectives: list[str]
+) -> pd.DataFrame:
     """Own time of each operation: what operations inside it took is theirs.
 
-    Those beside the training (XLA's compiler, what feeds several devices) come as host spans.
+    Those beside the training (XLA's compiler, what feeds several devices) come as host spans. The
+    names of ``collectives`` tell which operations pack gradients for them.
     """
     is_collective = np.array([bool(_collective(name.rpartition(":")[2])) for name in plane.names])
     names_of = plane.events.name[nested.position]
@@ -76,7 +80,8 @@ def _operations(plane: Plane, nested: Nested, training: Training | None) -> pd.D
     rows, start, end = _own_times(plane, nested, ~out)
     codes, used = pd.factorize(names_of[rows])
     names = [plane.names[code] for code in used]
-    classes = classify(names, _without_data_names(training))
+    known = _without_data_names(training)
+    classes = classify([*names, *collectives], known)[: len(names)]
     replicas = np.array([NULL if each.replica is None else each.replica for each in classes])
     replicas = replicas.astype(np.int64)[codes]
     is_beside = np.array([each.is_background for each in classes], dtype=bool)[codes]

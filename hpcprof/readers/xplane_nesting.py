@@ -17,7 +17,8 @@ from hpcprof.readers.xplane_file import Ints, Plane
 # "a/b/c:MatMul"; a type may begin with an underscore. C++ names have two colons, eager ones a blank
 _OP_RE = re.compile(r"\A[\w.][\w.\-/\\>]*:_?[A-Z]\w*\Z")
 
-NEXT_BATCH = "IteratorGetNextOp::DoCompute"  # the training waits for a batch: in the graph or not
+# the training waits for a batch: in the graph or not; the second asks whether there is one as well
+NEXT_BATCH = ("IteratorGetNextOp::DoCompute", "IteratorGetNextAsOptionalOp::DoCompute")
 _PROCESS = "ExecutorState::Process"
 _RUN = "FunctionRun"
 _REMOTE_CALL = "RemoteCallOp"  # made by tf.data's iterators over several devices only
@@ -30,7 +31,7 @@ class Nested(NamedTuple):
     """Operations of a host plane and the waits for a batch, as positions in its events.
 
     ``parent``: row in this table of the operation that an operation lies in, -1 for none.
-    ``is_wait``: NEXT_BATCH. ``is_background``: made by tf.data, on whatever thread.
+    ``is_wait``: one of NEXT_BATCH. ``is_background``: made by tf.data, on whatever thread.
     ``in_wait``: inside the wait for a batch, which is told as a whole.
     """
 
@@ -46,7 +47,7 @@ def nested_operations(plane: Plane) -> Nested:
     background = background_runs(plane)
     is_op = _is_operation(plane)
     processes = plane.named(_PROCESS)
-    waits = plane.named(NEXT_BATCH)
+    waits = plane.named(*NEXT_BATCH)
     positions = np.union1d(np.flatnonzero(is_op), np.concatenate([processes, waits]))
     parent = _parents(plane, positions)
     run = np.full(len(positions), _NONE, dtype=np.int64)

@@ -102,6 +102,27 @@ def test_what_tf_data_does_on_any_thread_is_in_no_phase_and_its_wait_is_input(
     assert background[[c.PHASE, c.REPLICA, c.ACTIVITY]].isna().all(axis=None)
 
 
+def test_asking_whether_there_is_a_batch_is_waiting_for_it(tmp_path: Path) -> None:
+    file = XPlaneFile()
+    host = _host(file).add("get_next", 0, 30, "IteratorGetNextAsOptionalOp::DoCompute", id=TRAIN)
+    host.run(THREAD, 40, 60, TRAIN).add(THREAD, 41, 43, "OptionalGetValue:OptionalGetValue")
+    profile = _read(file, tmp_path)
+    assert [row[1:] for row in _rows(profile, c.EXECUTOR_OP)] == [(0, 30), (41, 43)]
+    assert set(profile.spans[c.PHASE]) == {c.INPUT}
+
+
+def test_what_packs_gradients_of_several_replicas_is_allreduce(tmp_path: Path) -> None:
+    file = XPlaneFile()
+    host = _host(file).run(THREAD, 0, 900, TRAIN)
+    for mark, time in (("Start", 20), ("Done", 30)):
+        stats = {"name": "CollectiveReduceV2", "kernel_type": "CollectiveReduceV2", "step_id": 1}
+        host.add(THREAD, time, time, f"ExecutorState::ProcessAsync::{mark}", **stats)
+    host.add(THREAD, 10, 15, "concat:ConcatV2").add(THREAD, 40, 45, "m/concat:ConcatV2")
+    profile = _read(file, tmp_path, replicas=2)
+    operations = profile.spans[profile.spans[c.KIND] == c.EXECUTOR_OP]
+    assert operations[c.PHASE].tolist() == [c.ALLREDUCE, c.FORWARD]
+
+
 def test_functions_that_feed_several_devices_are_tf_datas_too(tmp_path: Path) -> None:
     file = XPlaneFile()
     host = _host(file)
