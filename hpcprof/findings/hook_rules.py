@@ -17,6 +17,23 @@ _STEPS_PER_TRACE = 50  # a trace takes as long as tens of steps
 _MIN_EAGER_STEPS = 5
 _MIN_EAGER_FRAC = 0.5
 _NSYS = "nsys"
+# name of a hook (annotate/hooks/registry.py) → what is not known without it
+_SEEN_BY = {
+    "all": "steps, their phases and what the training asks of Horovod",
+    "iterators": "the wait for a batch in loops over tf.data",
+    "distributed iterators": "the wait for a batch of a tf.distribute strategy",
+    "functions": "the steps of a loop of one's own",
+    "concrete functions": "the steps of a loop of one's own",
+    "gradients": "the steps of a loop of one's own",
+    "optimizers": "where a step of a loop of one's own ends",
+    "keras": "the steps of Keras's fit and their wait for a batch",
+    "keras saving": "the time of saving a Keras model",
+    "checkpoints": "the time of writing checkpoints",
+    "horovod": "whether Horovod averages the gradients",
+    "tf.profiler": "memory from the start of the training on",
+    "op origins": "the phase of some operations that do not carry it in their names",
+    "op origins of keras": "the phase of some operations that do not carry it in their names",
+}
 
 
 @rule
@@ -151,16 +168,16 @@ def hooks_failed(results: RunResults) -> Iterator[Finding]:
     if not failed:
         return
     concerned = {rank for affected in failed.values() for rank in affected}
-    names = sorted({name for name, _ in failed})
+    unknown = sorted({_SEEN_BY.get(name, f"what {name} shows") for name, _ in failed})
     yield Finding(
         rule="hooks-failed",
         level=INFO,
         status=NOT_COLLECTED,
         ranks=tuple(sorted(concerned)),
-        message=f"what hpcprof's hooks would have seen of {', '.join(names)} is not measured on "
-        f"{ranks(concerned)}: this version could not be instrumented",
+        message=f"{'; '.join(unknown)}: not measured on {ranks(concerned)}, because hpcprof could "
+        "not attach to this version",
         evidence=tuple(
-            f"{name} on {ranks(affected)}: {why}"
+            f"hook {name} on {ranks(affected)}: {why}"
             for (name, why), affected in sorted(failed.items())
         ),
         advice="mark the steps with hpcprof.annotate (annotate.step, annotate.data), which needs "

@@ -127,7 +127,8 @@ def recording_incomplete(results: RunResults) -> Iterator[Finding]:
             if source.state in (manifest.LOST, manifest.EMPTY, manifest.PARTIAL):
                 key = (source.name, source.state, source.reason)
                 by_reason.setdefault(key, []).append(info.rank)
-        for warning in info.warnings:
+        seen = info.training.warnings if info.training is not None else ()
+        for warning in (*info.warnings, *seen):
             by_reason.setdefault(("", "", warning), []).append(info.rank)
     for (name, state, reason), affected in sorted(by_reason.items()):
         what = f"{name} is {state} on {ranks(affected)}" if name else ranks(affected)
@@ -183,7 +184,8 @@ def _lacking(results: RunResults) -> Iterator[tuple[str, str, str, tuple[int, ..
             "kernels",
             everyone,
         )
-    if arrivals.PROFILER not in (results.collective_form, results.transfer_form):
+    has_form = arrivals.PROFILER in (results.collective_form, results.transfer_form)
+    if not has_form and _may_use_horovod(results):
         what_is_known = "no collectives were recorded"
         if results.collective_form == arrivals.MARKED:
             what_is_known = "only the marked allreduce phase is known"
@@ -193,6 +195,11 @@ def _lacking(results: RunResults) -> Iterator[tuple[str, str, str, tuple[int, ..
             "timeline",
             everyone,
         )
+
+
+def _may_use_horovod(results: RunResults) -> bool:
+    """Whether a rank trains with Horovod, or no hook could tell."""
+    return any(i.training is None or i.training.horovod is not None for i in results.ranks)
 
 
 def _has_failed(info: RankInfo) -> bool:

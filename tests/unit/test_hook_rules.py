@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hpcprof.annotate.hooks import registry
 from hpcprof.artifacts import manifest
 from hpcprof.findings import find
 from hpcprof.findings.hook_rules import (
@@ -138,16 +139,30 @@ def test_callbacks_of_ranks_that_nobody_waits_for_are_not_told(callbacks: Any) -
 
 
 def test_hooks_that_failed_are_told_once_for_the_job() -> None:
-    hooks = {"keras": "attached", "loop": "failed: no OwnedIterator", "tape": "failed: gone"}
+    hooks = {"keras": "attached", "iterators": "failed: no OwnedIterator", "tape": "failed: gone"}
     built = run(hooks=lambda rank: hooks if rank else {"keras": "attached", "tape": "failed"})
     (found,) = hooks_failed(built)
     assert (found.level, found.status, found.ranks) == ("info", "not_collected", (0, 1, 2, 3))
     assert found.message == (
-        "what hpcprof's hooks would have seen of loop, tape is not measured on ranks 0-3: this "
-        "version could not be instrumented"
+        "the wait for a batch in loops over tf.data; what tape shows: not measured on ranks 0-3, "
+        "because hpcprof could not attach to this version"
     )
     assert found.evidence == (
-        "loop on ranks 1-3: no OwnedIterator",
-        "tape on ranks 1-3: gone",
-        "tape on rank 0: unknown why",
+        "hook iterators on ranks 1-3: no OwnedIterator",
+        "hook tape on ranks 1-3: gone",
+        "hook tape on rank 0: unknown why",
     )
+
+
+def test_every_hook_says_what_is_not_known_without_it() -> None:
+    names = {hook.name for hook in registry.HOOKS} | {"all"}
+    for name in sorted(names):
+        (found,) = hooks_failed(run(hooks={name: "failed: gone"}))
+        assert f"what {name} shows" not in found.message
+
+
+def test_what_hooks_warned_of_is_told() -> None:
+    built = run(warnings=lambda rank: ("train makes several updates in one call",) * (rank < 2))
+    (found,) = [f for f in find(built) if f.rule == "recording-incomplete"]
+    assert (found.level, found.ranks) == ("info", (0, 1))
+    assert found.message == "ranks 0-1: train makes several updates in one call"
