@@ -40,9 +40,13 @@ class OpRanges:
         self._steps = steps
         self._switch: Switch | None = None  # as long as it is on
         self._began = -1
+        self._ended = -1
 
     def step_begins(self, number: int) -> bool:
         """Switch on when this step is in the window; True when nothing is left to do."""
+        if self._switch is not None and number > self._steps.last:
+            self._end(self._ended)  # the last step of the window never came
+            return True
         if self._switch is not None or number < self._steps.first:
             return False
         if number > self._steps.last:
@@ -65,7 +69,10 @@ class OpRanges:
 
     def step_ended(self, number: int) -> bool:
         """Switch off when this was the last step; True when nothing is left to do."""
-        if self._switch is None or number < self._steps.last:
+        if self._switch is None:
+            return False
+        self._ended = number
+        if number < self._steps.last:
             return False
         self._end(number)
         return True
@@ -83,7 +90,7 @@ class OpRanges:
         if switch is not None:
             switch(0)
         if number >= self._began:
-            _note_steps(self._began, min(number, self._steps.last))
+            _note_steps(self._began, number)
         else:
             _note(f"the training ended in step {self._began}, before its operations had ended")
 

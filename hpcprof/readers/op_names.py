@@ -60,6 +60,8 @@ class OpClass(NamedTuple):
 
 # the start of a collective is its arrival; its end is not known, since it goes on asynchronously
 _COLLECTIVE_TYPE_RE = re.compile(r"_?(?:Horovod|Collective|Nccl)[A-Z]")
+# those of tf.distribute, which packs gradients around them
+_STRATEGY_TYPE_RE = re.compile(r"_?(?:Collective|Nccl)[A-Z]")
 _COLLECTIVE_SCOPE_RE = re.compile(r"Distributed\w*_(?:Allreduce|Allgather)|Horovod[A-Z]\w*")
 _COLLECTIVE_OPS = {
     "CollectiveReduce": "allreduce",
@@ -116,7 +118,7 @@ def classify(names: Iterable[str], training: Training | None) -> list[OpClass]:
 def _known(paths: list[OpPath], training: Training | None) -> _Known:
     training = training or Training()
     replicas = training.replicas or 1
-    collectives = [path for path in paths if _COLLECTIVE_TYPE_RE.match(path.op_type)]
+    packed = [path for path in paths if _STRATEGY_TYPE_RE.match(path.op_type)]
     return _Known(
         scopes=_OPTIMIZERS | {scope.lower() for scope in training.optimizer_scopes},
         layers=frozenset(training.layers),
@@ -124,7 +126,7 @@ def _known(paths: list[OpPath], training: Training | None) -> _Known:
         has_replicas=replicas > 1 or any(_has_replica_scope(path) for path in paths),
         twins=frozenset(_base(path) for path in paths if _has_replica_scope(path)),
         has_gradients=any(_is_gradient(path) for path in paths),
-        collective_scopes=frozenset(path.parts[:-1] for path in collectives),
+        collective_scopes=frozenset(path.parts[:-1] for path in packed),
     )
 
 
@@ -208,8 +210,9 @@ def _is_communication(path: OpPath, known: _Known) -> bool:
     if path.op_type == "_Arg":
         return bool(re.match(r"distributed\w*_allreduce_", path.inner))
     scope = path.parts[:-1]
-    packing = _PACKING if scope else _PACKING_AT_ROOT
-    return known.has_replicas and scope in known.collective_scopes and path.op_type in packing
+    is_surely = bool(scope) or path.inner in known.origins.get(OPTIMIZER, frozenset())
+    packing = _PACKING if is_surely else _PACKING_AT_ROOT
+    return scope in known.collective_scopes and path.op_type in packing
 
 
 def _is_gradient(path: OpPath) -> bool:

@@ -177,12 +177,23 @@ def test_without_replicas_update_1_is_a_variable_and_a_reshape_at_the_root_is_fo
     assert (reshape.phase, reshape.replica) == ("forward", 0)
 
 
-def test_packing_at_the_root_is_communication_where_the_collective_stands_there() -> None:
-    names = ["CollectiveReduceV2:CollectiveReduceV2", "concat:ConcatV2", "Reshape:Reshape"]
-    with_replicas = classify([*names, "replica_1/m/d/MatMul:MatMul"], None)
-    assert [each.phase for each in with_replicas[:3]] == ["allreduce", "allreduce", "forward"]
-    alone = classify(names, None)
-    assert [each.phase for each in alone] == ["allreduce", "forward", "forward"]
+@pytest.mark.parametrize(
+    ("collective", "training", "phases"),
+    [
+        ("CollectiveReduceV2", None, ["allreduce", "forward"]),
+        (
+            "CollectiveReduceV2",
+            Training(op_origins={"optimizer": ("concat", "Reshape")}),
+            ["allreduce", "allreduce"],
+        ),
+        ("HorovodAllreduce", None, ["forward", "forward"]),
+    ],
+)
+def test_packing_beside_a_collective_at_the_root_is_communication(
+    collective: str, training: Training | None, phases: list[str]
+) -> None:
+    names = [f"{collective}:{collective}", "concat:ConcatV2", "Reshape:Reshape"]
+    assert [each.phase for each in classify(names, training)] == ["allreduce", *phases]
 
 
 def test_unscoped_names_have_the_phase_in_which_the_hooks_saw_them_made() -> None:
