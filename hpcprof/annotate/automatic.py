@@ -118,9 +118,14 @@ def is_training_process() -> bool:
     return os.environ.get(rank_env.OWNER) == str(os.getpid())
 
 
+def may_look() -> bool:
+    """Whether hooks look at this process now: also where they mark nothing, to describe it."""
+    return not _is_paused and (session.is_opened() or is_training_process())
+
+
 def may_mark() -> bool:
     """Whether hooks mark steps in this process now."""
-    return is_on() and (session.is_opened() or is_training_process())
+    return not _is_left_to_script and may_look()
 
 
 def marking_session() -> Session | None:

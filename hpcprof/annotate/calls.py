@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable, Iterable, Iterator, TypeVar, cast
 
-from hpcprof.annotate import automatic, session
+from hpcprof.annotate import automatic, session, training_seen
 from hpcprof.annotate.session import Session
 from hpcprof.artifacts import node_time, span_format
 
@@ -232,6 +232,7 @@ def _timed(iterator: Iterator[T]) -> Iterator[T]:
             if element is exhausted:
                 waiting.cancelled = True  # the wait for an end is no input of any step
                 return
+        training_seen.saw_batch(element)
         yield element  # type: ignore[misc]
     yield from iterator
 

@@ -64,7 +64,6 @@ def saw_model(model: Any) -> None:
     global _model
     if _model() is not model:
         _model = _reference(model)
-        _safely(lambda: guards.saw_variables(model.trainable_variables))
 
 
 def saw_optimizer(optimizer: Any) -> None:
@@ -122,7 +121,7 @@ def saw_eager_update() -> None:
 def saw_batch(element: Any) -> None:
     """A batch of the training, as it was fetched outside of the graph."""
     global _batches
-    if _batches < 3:  # as many as guards look at
+    if _is_looking and _batches < 3:  # as many as guards look at
         _batches += 1
         _safely(lambda: _look_at_batch(element))
 
@@ -154,7 +153,8 @@ def note_once(field: str, text: str) -> None:
 
 
 def _flat(structure: Any) -> list[Any]:
-    flat: list[Any] = sys.modules["tensorflow"].nest.flatten(structure)
+    tf = sys.modules.get("tensorflow")
+    flat: list[Any] = [structure] if tf is None else tf.nest.flatten(structure)
     return flat
 
 

@@ -99,7 +99,7 @@ def _making(flavor: Flavor, why_whole: str | None, original: Function) -> Functi
 
 def _fitting(original: Function, model_class: Any, flavor: Flavor) -> Function:
     def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
-        if not automatic.may_mark():
+        if not automatic.may_look():
             return original(model, *args, **kwargs)
         automatic.safely(_hook_overridden, type(model), model_class, flavor)
         loops.interrupt()
@@ -168,10 +168,12 @@ class _TrainingFunction:
         """A plain function, as Keras's is: models are copied."""
 
         def train_function(*args: Any, **kwargs: Any) -> Any:
-            if _Running.is_in_step or not automatic.may_mark():
+            if _Running.is_in_step or not automatic.may_look():
+                return self._function(*args, **kwargs)
+            training_seen.saw_model(self._model)
+            if not automatic.may_mark():
                 return self._function(*args, **kwargs)
             if not _Running.fits:
-                training_seen.saw_model(self._model)
                 return loops.training_call(self._function, args, kwargs)
             current = automatic.marking_session()
             if current is None:
@@ -239,7 +241,6 @@ class _TrainingFunction:
 
     def _note(self) -> None:
         model = self._model
-        training_seen.saw_model(model)
         if training_notes.seen("steps_by") is None:
             training_notes.put(steps_by=BY_KERAS)
             training_seen.saw_function("train_function", self._function)

@@ -198,6 +198,31 @@ def attach_functions(module: Any) -> None:
     global _executing_eagerly
     _executing_eagerly = module.context.executing_eagerly
     patch(module.Function, "__call__", _calling)
+    patch(module.Function, "get_concrete_function", _tracing)
+
+
+def attach_concrete_functions(module: Any) -> None:
+    """Hook ``ConcreteFunction``, which some scripts trace by hand and call."""
+    patch(module.ConcreteFunction, "__call__", _calling)
+
+
+def _tracing(original: Function) -> Function:
+    def get_concrete_function(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_looked_at():
+            return original(function, *args, **kwargs)
+        traced = _Call()
+        traced.thread = _ident()
+        _under_way.append(traced)
+        try:
+            concrete = original(function, *args, **kwargs)
+        finally:
+            traced.thread = 0
+            _under_way.remove(traced)
+        if traced.trains:
+            _known[concrete] = traced
+        return concrete
+
+    return get_concrete_function
 
 
 def _calling(original: Function) -> Function:
@@ -270,12 +295,12 @@ def attach_gradients(module: Any) -> None:
 
 def _taking_gradients(original: Function) -> Function:
     def gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        if not automatic.may_mark():
+        if not automatic.may_look():
             return original(tape, target, sources, *args, **kwargs)
+        training_seen.saw_sources(sources)
         if not _executing_eagerly():
-            automatic.safely(_saw_gradient_in_graph, sources)
+            automatic.safely(_saw_gradient_in_graph)
         elif _is_looked_at() and _is_main_or_trainer():
-            training_seen.saw_sources(sources)
             updates = training_seen.updates_by_hand()
             with _training(updates=updates, phase="backward"):
                 return original(tape, target, sources, *args, **kwargs)
@@ -298,8 +323,7 @@ def _call_of_graph() -> _Call:
     return own[0] if own else _under_way[-1]
 
 
-def _saw_gradient_in_graph(sources: Any) -> None:
-    training_seen.saw_sources(sources)
+def _saw_gradient_in_graph() -> None:
     training_seen.saw_strategy(_strategy())
     if _under_way:
         _call_of_graph().trains = True

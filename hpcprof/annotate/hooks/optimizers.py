@@ -56,7 +56,7 @@ def _making(original: Function) -> Function:
 
 def _applying(original: Function) -> Function:
     def apply(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if _within.update or not automatic.may_mark():
+        if _within.update or not automatic.may_look():
             return original(optimizer, *args, **kwargs)
         training_seen.saw_optimizer(optimizer)
         _within.update = True

@@ -49,6 +49,11 @@ HOOKS = (
         "tensorflow.python.eager.polymorphic_function.polymorphic_function",
         f"{_HERE}.loops:attach_functions",
     ),
+    Hook(
+        "concrete functions",
+        "tensorflow.python.eager.polymorphic_function.concrete_function",
+        f"{_HERE}.loops:attach_concrete_functions",
+    ),
     Hook("gradients", "tensorflow.python.eager.backprop", f"{_HERE}.loops:attach_gradients"),
     Hook("optimizers", "tensorflow.python.training.optimizer", f"{_HERE}.optimizers:attach_v1"),
     *(Hook("optimizers", name, f"{_HERE}.optimizers:attach_keras2") for name in _KERAS2_OPTIMIZERS),
