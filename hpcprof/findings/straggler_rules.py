@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcprof.analyses import causes, stragglers
+from hpcprof.analyses import arrivals, causes, stragglers
 from hpcprof.analyses.causes import Cause
 from hpcprof.analyses.run_results import RunResults
 from hpcprof.analyses.stragglers import Straggler
@@ -79,6 +79,12 @@ def stragglers_not_assessed(results: RunResults) -> Iterator[Finding]:
 def _what_would_do(results: RunResults) -> str:
     if not stragglers.are_connected(results.ranks):
         return "see horovod-size-mismatch: they have to train together first"
+    if results.collective_form == arrivals.NONE and results.phase_times.steps:
+        return (
+            "with Horovod: have its ranges recorded (HOROVOD_WITH_NVTX=1 when it is built); with "
+            "tf.distribute: let tf.profiler record some steps of every rank (profile.tf_ranks: "
+            'all); or mark what waits for the others as phase("allreduce")'
+        )
     return more_steps(results)
 
 

@@ -65,6 +65,8 @@ def analyse(ingested: Ingested, job: JobInfo, steps: range | None = None) -> Ana
         collectives = replace(collectives, rows=collectives.rows.head(0))
     node_of = {info.rank: info.node for info in infos}
     verdict = stragglers(matrix, node_of, connected=connected)
+    if connected and told.steps and told is not matrix:
+        verdict = replace(verdict, reason=f"no collective was recorded in {len(told.steps)} steps")
     agents = ingested.agents if steps is None else _agents_during(ingested, parts.collectives)
     network = interconnect(
         collectives, matrix.median_step_ns, agents.links, node_of, ingested.clocks
@@ -94,7 +96,7 @@ def analyse(ingested: Ingested, job: JobInfo, steps: range | None = None) -> Ana
         hangs=hang_episodes(infos, last_ended_steps(store, infos), parts.frames),
         op_phases=op_phases.across_ranks(operations.frames, job.world_size, parts.busy),
         named=operations.windows,
-        naming_overhead=overhead_of_naming(store, operations.windows),
+        naming_overhead=overhead_of_naming(store, infos, operations.windows),
     )
     return Analysis(results, matrix)
 

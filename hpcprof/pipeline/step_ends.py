@@ -38,26 +38,43 @@ def measured_overhead(
     return _compared(store, recorded, overhead.NSYS, windows.steps)
 
 
-def overhead_of_naming(store: TraceStore, windows: NamedWindows) -> dict[str, ProfilerOverhead]:
+def overhead_of_naming(
+    store: TraceStore, infos: Iterable[RankInfo], windows: NamedWindows
+) -> dict[str, ProfilerOverhead]:
     """What the naming of operations, and what tf.profiler cost: by the field of NamedWindows.
 
-    Only of those that were at work on any rank.
+    Only of those that were at work on any rank. Like is compared with like: steps in which other
+    profilers were at work with others of that kind.
     """
+    nsys = [window for info in infos if (window := _steps(info, "nsys")) is not None]
+    nvtx, tf_profiler = list(windows.nvtx.values()), list(windows.tf_profiler.values())
     found = {}
-    if windows.nvtx:
-        apart = _covered(windows.tf_profiler)
+    if nvtx:
+        apart = _unlike(nvtx, tf_profiler) | _unlike(nvtx, nsys)
         found["nvtx"] = _compared(store, windows.nvtx, overhead.OPERATIONS, apart)
-    if windows.tf_profiler:
-        apart = _covered(windows.nvtx)
+    if tf_profiler:
+        apart = _unlike(tf_profiler, nvtx) | _unlike(tf_profiler, nsys)
         found["tf_profiler"] = _compared(store, windows.tf_profiler, overhead.TF_PROFILER, apart)
     return found
+
+
+def _unlike(windows: list[tuple[int, int]], others: list[tuple[int, int]]) -> set[int]:
+    """Steps around the windows that differ from them in whether one of the others was at work."""
+    own, theirs = _covered(windows), _covered(others)
+    if not own <= theirs:
+        return theirs
+    # the other was at work in all of them: where it was not, steps say nothing
+    reach = 4 * len(own)
+    return set(range(min(own) - reach, max(own) + reach + 1)) - theirs
 
 
 def _compared(
     store: TraceStore, recorded: Mapping[int, tuple[int, int]], asked: Asked, apart: set[int]
 ) -> ProfilerOverhead:
     window = min(first for first, _ in recorded.values()), max(n for _, n in recorded.values())
-    around = window[0] - len(apart), window[1] + len(apart)
+    # not only what is next to the window: that may be apart
+    reach = window[1] - window[0] + 1 if apart else 0
+    around = window[0] - reach, window[1] + reach
     ranks = {
         rank: rank_steps(store.read_spans(rank, overhead.COLUMNS_READ, overhead.KINDS_READ), around)
         for rank in recorded
@@ -65,8 +82,8 @@ def _compared(
     return profiler_overhead(ranks, recorded, asked, apart)
 
 
-def _covered(windows: Mapping[int, tuple[int, int]]) -> set[int]:
-    return {step for first, last in windows.values() for step in range(first, last + 1)}
+def _covered(windows: Iterable[tuple[int, int]]) -> set[int]:
+    return {step for first, last in windows for step in range(first, last + 1)}
 
 
 def _steps(info: RankInfo, name: str) -> tuple[int, int] | None:

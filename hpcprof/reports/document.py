@@ -10,7 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcprof.reports.agent_notes import note_sentences
-from hpcprof.reports.operation_tables import not_told_apart, operation_facts, operation_tables
+from hpcprof.reports.operation_tables import (
+    not_told_apart,
+    operation_facts,
+    operation_tables,
+    recorded_of,
+)
 from hpcprof.reports.profiler_notes import profiler_notes
 from hpcprof.reports.quality_tables import clock_table, order_note, quality_table
 from hpcprof.reports.table import Table
@@ -203,7 +208,8 @@ def _tables(record: dict[str, Any]) -> Iterator[Table]:
         cells = [f"{medians[part][i] / 1e6:.{digits}f}" for part in shown]
         if not _is_alone(record):
             cells.append("" if late is None else f"{late / 1e6:+.{digits}f}")
-        rows.append((str(rank), nodes[rank]["node"], nodes[rank]["state"], *cells))
+        recorded = recorded_of(record, nodes[rank])
+        rows.append((str(rank), nodes[rank]["node"], recorded, *cells))
     heads = ("rank", "node", "recorded", *shown, *(() if _is_alone(record) else ("late",)))
     note = _note_on_parts(record, len(rows), len(order))
     yield Table("where a step goes, median ms", heads, tuple(rows), note)

@@ -17,7 +17,9 @@ _PHASES = (
     *("compute", "checkpoint", "eval", "other"),
 )
 _SHOWN_FRAC = 0.005
+_OTHER_WORTH_SAYING = 0.01  # of the operations' time
 _MAX_RANKS = 64
+_WITHOUT_NSYS = "NOT_PROFILED"  # state of a rank
 _WORDS = {"nsys": "nsys", "recorder": "NVTX recorder", "tfprof": "tf.profiler"}
 
 
@@ -26,13 +28,19 @@ def operation_facts(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     found = record.get("operations") or {}
     if not found.get("ranks"):
         return
-    shown = [f"{name} {percent(found['share_frac'][name])}" for name in _shown(found)]
+    shares = found["share_frac"]
+    shown = [
+        f"{name} {percent(shares[name])}{' with waiting' if name == 'allreduce' else ''}"
+        for name in _shown(found)
+    ]
     if not shown:
         return
     shown[0] += " of the step"
     text = f"{_which(record, found)}: {', '.join(shown)}"
-    if found["other_frac"] is not None:
-        text += f"; {percent(found['other_frac'])} of the operations' time is in no phase"
+    if len(shown) > 1:
+        text += " (they overlap)"
+    if (found["other_frac"] or 0) >= _OTHER_WORTH_SAYING:
+        text += f"; {percent(found['other_frac'])} of the operations' time is in none of them"
     yield "inside", text
 
 
@@ -50,7 +58,7 @@ def operation_tables(record: dict[str, Any]) -> Iterator[Table]:
         )
         for times in rows
     )
-    heads = ("rank", "from", "steps", "step", *shown, "in no phase")
+    heads = ("rank", "from", "steps", "step", *shown, "in none")
     yield Table("inside the step, median ms", heads, table, " ".join(_notes(found, shown)))
     if found["replicas"]:
         yield _replica_table(found, shown)
@@ -65,6 +73,18 @@ def detail_of(record: dict[str, Any], rank: int) -> str:
         if window is not None:
             parts.append(f"{words} {_window(window)}")
     return "; ".join(parts) if len(parts) > 1 else "steps only"
+
+
+def recorded_of(record: dict[str, Any], info: dict[str, Any]) -> str:
+    """What of a rank was recorded, in a word or two: "OK", "steps, operations", "PARTIAL".
+
+    A rank without nsys is not one of which nothing is known.
+    """
+    if info["state"] != _WITHOUT_NSYS:
+        return str(info["state"])
+    named = record["quality"].get("named_steps") or {}
+    is_named = any(str(info["rank"]) in (windows or {}) for windows in named.values())
+    return "steps, operations" if is_named else "steps"
 
 
 def not_told_apart(record: dict[str, Any]) -> Iterator[str]:
@@ -137,8 +157,9 @@ def _other(times: dict[str, Any]) -> str:
 def _notes(found: dict[str, Any], shown: list[str]) -> Iterator[str]:
     yield (
         "Time of the step in which at least one thread ran an operation of the phase: phases "
-        "overlap, and need not add up to the step. On a GPU an operation is the launch of its "
-        "kernels. Naming operations lengthens these steps (see profiler, above)."
+        "overlap, and need not add up to the step; allreduce includes waiting for other ranks. "
+        "in none: share of the operations' time that is in no phase. On a GPU an operation is the "
+        "launch of its kernels. Naming operations lengthens these steps (see profiler, above)."
     )
     if found["spread_frac"]:
         spreads = [f"{name} {percent(found['spread_frac'][name])}" for name in shown]

@@ -16,11 +16,19 @@ _MOST_WINDOWS = 3
 _DRIFT_WORTH_SAYING = 0.02
 
 
-# how a number, and how the lack of it, begins
-_NSYS = "overhead", "overhead not measured"
+# how a number begins, how the lack of one, and how one that says nothing
+_NSYS = "overhead", "overhead not measured", "overhead"
 _NAMING = {
-    "nvtx": ("naming operations costs", "cost of naming operations not measured"),
-    "tf_profiler": ("tf.profiler costs", "cost of tf.profiler not measured"),
+    "nvtx": (
+        "naming operations costs",
+        "cost of naming operations not measured",
+        "what naming operations costs",
+    ),
+    "tf_profiler": (
+        "tf.profiler costs",
+        "cost of tf.profiler not measured",
+        "what tf.profiler costs",
+    ),
 }
 
 
@@ -40,9 +48,26 @@ def busy_note(record: dict[str, Any]) -> Iterator[str]:
     busy = (record["quality"].get("busy_steps") or {}).get("steps", [])
     if busy:
         yield (
-            f"{counted(len(busy), 'step')} left out ({_shortened(busy)}): nsys started, stopped or "
-            "wrote its report"
+            f"{counted(len(busy), 'step')} left out ({_shortened(busy)}): {_who(record)} started, "
+            "stopped or wrote its report"
         )
+
+
+def _who(record: dict[str, Any]) -> str:
+    """The profilers that may have been at work."""
+    named = record["quality"].get("named_steps") or {}
+    if not named.get("tf_profiler"):
+        return "nsys"
+    infos = record["quality"]["ranks"]
+    has_nsys = any(_usable_window(info["sources"].get("nsys")) for info in infos)
+    return "nsys or tf.profiler" if has_nsys else "tf.profiler"
+
+
+def _usable_window(nsys: dict[str, Any] | None) -> tuple[int, int] | None:
+    """First and last step of a report of nsys that can be used."""
+    if nsys is None or nsys["state"] not in _USABLE or nsys.get("first_step") is None:
+        return None
+    return nsys["first_step"], nsys["last_step"]
 
 
 def _windows(record: dict[str, Any]) -> Iterator[str]:
@@ -50,10 +75,9 @@ def _windows(record: dict[str, Any]) -> Iterator[str]:
     by_window: dict[tuple[int, int], list[int]] = {}
     is_part = False
     for info in record["quality"]["ranks"]:
-        nsys, spans = info["sources"].get("nsys"), info["sources"].get("spans")
-        if nsys is None or nsys["state"] not in _USABLE or nsys.get("first_step") is None:
+        window, spans = _usable_window(info["sources"].get("nsys")), info["sources"].get("spans")
+        if window is None:
             continue
-        window = nsys["first_step"], nsys["last_step"]
         by_window.setdefault(window, []).append(info["rank"])
         is_part = is_part or _is_part(window, spans or {})
     if not is_part:
@@ -86,12 +110,18 @@ def _shortened(steps: list[int]) -> str:
     return text if len(text) <= 24 else f"between {steps[0]} and {steps[-1]}"
 
 
-def _overhead(cost: dict[str, Any], words: tuple[str, str]) -> Iterator[str]:
+def _overhead(cost: dict[str, Any], words: tuple[str, str, str]) -> Iterator[str]:
     if cost.get("status") != "ok":
         if cost.get("reason"):
             yield f"{words[1]}: {cost['reason']}"
         return
     frac, side = cost["overhead_frac"], cost["each_side"]
+    if abs(cost["drift_frac"]) > max(abs(frac), _DRIFT_WORTH_SAYING):
+        yield (
+            f"{words[2]} cannot be told here: the steps just after differ from those just before "
+            f"by {percent(cost['drift_frac'])} themselves"
+        )
+        return
     text = (
         f"{words[0]} {'+' if frac > 0 else ''}{percent(frac)} of a step "
         f"{percent_interval(*cost['overhead_frac_ci'])} (95 % interval; {cost['inside']} of the "
