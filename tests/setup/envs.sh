@@ -51,7 +51,7 @@ python_version() {
 make_venv() {
     local folder=$ROOT/.venv extra=$1 key
     find_python 12 10 || { say "hpcprof needs one of them"; exit 1; }
-    key="$(cat "$ROOT/pyproject.toml" "$ROOT"/hpcprof/annotate/native/*.{c,py} | digest -) $(python_version)"
+    key="$(cat "$ROOT/pyproject.toml" "$ROOT"/hpcprof/annotate/native/*.{c,h,py} | digest -) $(python_version)"
     for mark in "$folder/.complete-dev" "$folder/.complete${extra:+-$extra}"; do
         if [ "$(cat "$mark" 2>/dev/null)" = "$key" ]; then
             touch "$mark" # make compares its time with that of pyproject.toml
