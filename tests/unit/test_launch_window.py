@@ -17,6 +17,7 @@ import pytest
 from hpcprof.artifacts.paths import ArtifactPaths
 from hpcprof.launch import disk_guard, hang_watch, nsys_control
 from hpcprof.launch.attempt import Attempt
+from hpcprof.launch.nsys_control import STARTS
 from tests.unit import launching
 from tests.unit.span_writer import SpanFile
 
@@ -260,10 +261,13 @@ def test_a_stop_that_fails_is_answered_so_and_the_rest_is_recorded(tmp_path: Pat
 
 
 def test_a_stop_that_fails_once_is_tried_again(tmp_path: Path) -> None:
-    shell = leave("window-open") + wait_for(f"{tmp_path}/fake/begun") + leave("window-close")
-    shell += wait_for(f"{tmp_path}/run/ranks/00003/rank.nsys-rep") + "sleep 1; exit 7"
+    rank = f"{tmp_path}/run/ranks/00003"
+    # closed before the launcher knows that nsys has started, the window would be too short
+    told = f"grep -qx ' *\"{STARTS}\"' {rank}/manifest.json"
+    started = f"until {told}; do sleep 0.05; done; "
+    shell = leave("window-open") + started + leave("window-close")
+    shell += wait_for(f"{rank}/rank.nsys-rep") + "sleep 1; exit 7"
     training = Training(tmp_path, shell, profile_steps="20-59")
-    training.start = ": > $here/begun"
     training.stop = f"[ -e $here/tried ] || {{ : > $here/tried; exit 2; }}; {launching.WRITES}"
     training.patch = "from hpcprof.launch import nsys_recording as r; r.RETRY_SECONDS = 0.2"
 
