@@ -16,7 +16,7 @@ from tests.e2e.instrumented import FAULTS, FIRST, IN_GRAPH, LAST, STEPS, WINDOW,
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 STATISTICS_MIB = 16
-READ_AHEAD_MS = 400  # longer than two steps, a slow one and the other: it cannot be hidden
+READ_AHEAD_MS = 600  # longer than two steps, a slow one and the other: it cannot be hidden
 # of the net in small_cnn: kernel and bias of four layers
 GRADIENTS = 8
 WEIGHTS = (27 * 16 + 16) + (144 * 32 + 32) + (32 * 13 * 13 * 64 + 64) + (64 * 10 + 10)
