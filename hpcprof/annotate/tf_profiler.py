@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import time
 from typing import Any, Callable
 
 from hpcprof.annotate import training_notes
@@ -21,6 +22,8 @@ from hpcprof.artifacts.paths import ArtifactPaths
 from hpcprof.artifacts.step_range import StepRange
 
 _HOST_LEVEL = 2  # operations and allocations; 3 adds every piece of a thread pool's work
+# an event is recorded when it is left; a thread that ended the step may still be in one
+_LEAVING_SECONDS = 0.005
 _NO_STEP = -1
 _START, _STOP = "tf.profiler start", "tf.profiler stop"
 
@@ -134,6 +137,7 @@ class ProfilerWindow:
         start = _now()
         try:
             self._sync()
+            time.sleep(_LEAVING_SECONDS)
             _experimental().stop()
         except Exception as error:
             self._note(f"nothing was written: {_words(error)}")
@@ -225,11 +229,8 @@ def _made(steps: StepRange, folder: str) -> ProfilerWindow:
 
 
 def _experimental() -> Any:
-    """``tf.profiler.experimental``. Raises RuntimeError where the training has no TensorFlow."""
-    tensorflow = sys.modules.get("tensorflow")
-    if tensorflow is None:
-        raise RuntimeError("the training does not use TensorFlow")
-    return tensorflow.profiler.experimental
+    """``tf.profiler.experimental``. Raises KeyError where the training has no TensorFlow."""
+    return sys.modules["tensorflow"].profiler.experimental
 
 
 def _before_other_starts(give_way: Callable[[], None]) -> Callable[[], None]:
@@ -266,6 +267,8 @@ def _nothing() -> None:
 
 def _words(error: Exception) -> str:
     """The error in one line."""
+    if "tensorflow" not in sys.modules:
+        return "the training does not use TensorFlow"
     if type(error).__name__ == "AlreadyExistsError":
         return "another profiler of the training was running"
     return f"{type(error).__name__}: {error}".splitlines()[0]
