@@ -73,6 +73,7 @@ TF_PROFILER = Asked(
 # of a long window so many steps, and twice as many as the window has on each side of it: bounded,
 # whatever the length of the run and the number of ranks
 MOST_INSIDE = 2_000
+ALIKE = " that are like them otherwise"
 NAN = float("nan")
 
 
@@ -172,7 +173,8 @@ def profiler_overhead(
         return ProfilerOverhead(
             "insufficient",
             f"{parts.inside.size} steps in which {asked.did}, {parts.before.size} before and "
-            f"{parts.after.size} after them can be compared; at least {asked.min_inside}, and "
+            f"{parts.after.size} after them{ALIKE if apart else ''} can be compared; at least "
+            f"{asked.min_inside}, and "
             f"{asked.min_each_side} on each side, are needed",
             first_step=first,
             last_step=last,

@@ -11,6 +11,7 @@ from hpcprof.analyses.causes import Cause
 from hpcprof.analyses.hangs import HangEpisode
 from hpcprof.analyses.horovod_phases import HorovodPhases
 from hpcprof.analyses.interconnect import Interconnect
+from hpcprof.analyses.memory_split import MemorySplit
 from hpcprof.analyses.node_reads import NodeReads
 from hpcprof.analyses.op_phases import NamedWindows, OpPhases
 from hpcprof.analyses.phase_times import PhaseTimes
@@ -68,6 +69,7 @@ class RunResults:
     collectives by which the transfer was judged; "" says that it is the same. ``busy``: steps left
     out because a profiler was at work. ``overhead`` is that of nsys; ``naming_overhead`` that of
     what named operations: "nvtx" and "tf_profiler", where they were at work (``named``).
+    ``memory``: rank → one per allocator, of the ranks whose memory tf.profiler watched.
     """
 
     job: JobInfo
@@ -93,3 +95,4 @@ class RunResults:
     op_phases: OpPhases = field(default_factory=OpPhases)
     named: NamedWindows = field(default_factory=NamedWindows)
     naming_overhead: Mapping[str, ProfilerOverhead] = field(default_factory=dict)
+    memory: Mapping[int, tuple[MemorySplit, ...]] = field(default_factory=dict)

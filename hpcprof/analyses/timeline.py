@@ -119,7 +119,8 @@ def lanes(
 
 def in_steps(spans: pd.DataFrame, steps: Sequence[int]) -> pd.DataFrame:
     """What ``timeline`` draws of one rank's spans."""
-    is_drawn = (spans[c.KIND] == c.COLLECTIVE) | spans[c.PHASE].notna()
+    is_phase = (spans[c.KIND] == c.PHASE_KIND) & spans[c.PHASE].notna()
+    is_drawn = (spans[c.KIND] == c.COLLECTIVE) | is_phase
     kept: pd.DataFrame = spans[is_drawn & spans[c.STEP].isin(steps)]
     return kept
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from hpcprof.findings import find
 from hpcprof.findings.healthy import healthy
 from hpcprof.pipeline.analysis import analyse, figures
 from hpcprof.pipeline.ingest import ingest
+from hpcprof.pipeline.memory import memory_of_ranks
 from hpcprof.reports.document import build_document
 from hpcprof.reports.findings_record import findings_record
 from hpcprof.reports.html import render_html
@@ -74,9 +75,10 @@ def _judge(paths: ArtifactPaths, store_path: Path) -> tuple[dict[str, Any], list
         raise InputError(f"no rank of {paths.root} can be read: {'; '.join(warnings)}")
     analysis = analyse(ingested, job_info(paths, ingested.store, warnings))
     write_json(ingested.store.path / paths.figures.name, figures(ingested, analysis))
-    findings = find(analysis.results)
-    sentences = list(healthy(analysis.results, findings))
-    return findings_record(analysis.results, findings, sentences), warnings
+    memory = memory_of_ranks(paths, analysis.results.ranks)
+    results = replace(analysis.results, memory=memory)
+    findings = find(results)
+    return findings_record(results, findings, list(healthy(results, findings))), warnings
 
 
 def write_page(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcprof.reports.agent_notes import note_sentences
+from hpcprof.reports.memory_tables import memory_facts, memory_not_measured, memory_tables
 from hpcprof.reports.operation_tables import (
     not_told_apart,
     operation_facts,
@@ -52,8 +53,8 @@ class Entry:
 class Document:
     """A whole report: headline, labelled facts, findings, labelled remarks, tables.
 
-    ``appendix`` (inside the step, clocks, what was recorded) and ``order_note`` (what a timeline
-    can show of order between nodes) are for pages; a screen has no room for them.
+    ``appendix`` (inside the step, memory, clocks, what was recorded) and ``order_note`` (what a
+    timeline can show of order between nodes) are for pages; a screen has no room for them.
     """
 
     headline: str
@@ -72,6 +73,7 @@ def build_document(record: dict[str, Any]) -> Document:
     remarks = [("healthy", sentence) for sentence in record["healthy"]]
     remarks += [_remark(finding) for finding in unjudged]
     remarks += [("not measured", sentence) for sentence in not_told_apart(record)]
+    remarks += [("not measured", sentence) for sentence in memory_not_measured(record)]
     remarks += [("not measured", sentence) for sentence in _agent_notes(record)]
     return Document(
         headline=_headline(record),
@@ -79,9 +81,16 @@ def build_document(record: dict[str, Any]) -> Document:
         entries=tuple(_entry(number, finding) for number, finding in enumerate(judged, start=1)),
         remarks=tuple(remarks),
         tables=tuple(_tables(record)),
-        appendix=(*operation_tables(record), clock_table(record), quality_table(record)),
+        appendix=tuple(_appendix(record)),
         order_note=order_note(record),
     )
+
+
+def _appendix(record: dict[str, Any]) -> Iterator[Table]:
+    yield from operation_tables(record)
+    yield from memory_tables(record)
+    yield clock_table(record)
+    yield quality_table(record)
 
 
 def _headline(record: dict[str, Any]) -> str:
@@ -109,6 +118,7 @@ def _facts(record: dict[str, Any], judged: list[dict[str, Any]]) -> Iterator[tup
         which = "too few steps" if left else "no step"
         yield "step", f"unknown: {which} could be compared across ranks"
         yield from operation_facts(record)
+        yield from memory_facts(record)
         yield from _profiler(record)
         return
     text = f"{duration(run['step_ns'])} (median; {run['warm_up_steps']} warm-up steps left out)"
@@ -130,6 +140,7 @@ def _facts(record: dict[str, Any], judged: list[dict[str, Any]]) -> Iterator[tup
         yield "allreduce", f"{nbytes(run['payload_bytes'])} per step and rank{_transfer(record)}"
     if record.get("horovod"):
         yield "horovod", _horovod(record["horovod"])
+    yield from memory_facts(record)
     yield from _profiler(record)
 
 

@@ -39,6 +39,11 @@ def findings_record(
         "clocks": {node: _plain(clock.summary()) for node, clock in results.clocks.items()},
         "phases": _phases(results),
         "operations": _plain(asdict(results.op_phases)),
+        "memory": [
+            _plain({"rank": rank, **asdict(split), "unclassified_frac": split.unclassified_frac})
+            for rank, splits in sorted(results.memory.items())
+            for split in splits
+        ],
         "horovod": None if results.horovod is None else _plain(asdict(results.horovod)),
         "interconnect": _plain(asdict(results.interconnect)),
         "reads": _plain(asdict(results.reads)),

@@ -52,7 +52,7 @@ def operation_tables(record: dict[str, Any]) -> Iterator[Table]:
     shown, rows = _shown(found), found["ranks"][:_MAX_RANKS]
     table = tuple(
         (
-            *(str(times["rank"]), _source(times["source"]), _window(times["steps"])),
+            *(str(times["rank"]), _source(times["source"]), number_list(times["steps"])),
             *_cells(times, shown),
             _other(times),
         )
@@ -126,7 +126,7 @@ def _which(record: dict[str, Any], found: dict[str, Any]) -> str:
         return f"steps that differ between ranks{whose}"
     total = _steps_of_run(record)
     of = f", {len(found['steps'])} of {total}" if total else ""
-    return f"steps {_window(found['steps'])}{of}{whose}"
+    return f"steps {number_list(found['steps'])}{of}{whose}"
 
 
 def _steps_of_run(record: dict[str, Any]) -> int:

@@ -182,5 +182,5 @@ def _gaps(record: dict[str, Any]) -> Iterator[str]:
     for note in busy_note(record):
         yield f"Gap: {note}."
     compared = 0 if quality["collectives"] == "none" else len(record["phases"]["ranks"])
-    if compared < present:
+    if compared < present and run["world_size"] > 1:
         yield f"{compared} of {counted(present, 'recorded rank')} are compared in the verdict."

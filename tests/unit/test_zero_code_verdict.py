@@ -145,6 +145,7 @@ def test_without_collectives_lateness_is_not_measured_and_not_healthy(tmp_path):
     ]
     assert "Each rank for itself" in parts.note
     assert "each rank for itself" in dict(document.facts)["step"]
+    assert parts.rows[0][2] == "OK"
     recorded = next(table for table in document.appendix if table.title == "what was recorded")
     assert "0 of 4 recorded ranks are compared in the verdict" in recorded.note
 
@@ -247,3 +248,54 @@ def test_an_operation_of_the_allreduce_is_no_marked_allreduce(tmp_path):
     spans = store.read_spans(0, arrivals.COLUMNS_READ, arrivals.KINDS_READ)
     spans[c.PHASE] = spans[c.PHASE].where(spans[c.PHASE] != c.OTHER, c.ALLREDUCE)
     assert arrivals.collective_forms(spans) == set()
+
+
+def test_the_cost_of_naming_and_of_tf_profiler_are_told_apart(tmp_path):
+    run = results(
+        write_traces(
+            tmp_path,
+            steps=90,
+            window=lambda _rank: range(10, 30),
+            in_window_frac=0.2,
+            tf_window=range(30, 40),
+            in_tf_frac=0.6,
+        )
+    )
+    naming, traced = run.naming_overhead["nvtx"], run.naming_overhead["tf_profiler"]
+    work, step = 100.0, 110.4
+    # steps 30-39 come right after the window and are not among those compared with
+    assert naming.overhead_frac == pytest.approx(0.2 * work / step, rel=0.01)
+    assert (naming.inside, naming.each_side, naming.first_step) == (20, 9, 10)
+    # rank 0 was recorded, so that the others wait for it
+    assert traced.overhead_frac == pytest.approx(0.6 * work / step, rel=0.02)
+    assert (traced.inside, traced.first_step, set(traced.by_rank)) == (10, 30, {0})
+    assert run.named.nvtx == dict.fromkeys(range(4), (10, 29))
+    assert run.named.tf_profiler == {0: (30, 39)}
+    _, document = report(run)
+    text = " ".join(line for _, line in document.facts)
+    assert "naming operations costs +18 % of a step" in text
+    assert "tf.profiler costs +54 % of a step" in text
+    recorded = next(table for table in document.appendix if table.title == "what was recorded")
+    details = {row[0]: row[recorded.heads.index("detail")] for row in recorded.rows}
+    assert details == {
+        "0": "steps; operations 10-29; tf.profiler 30-39",
+        "1-3": "steps; operations 10-29",
+    }
+
+
+def test_two_that_were_at_work_in_the_same_steps_are_not_told_apart(tmp_path):
+    store = write_traces(tmp_path, in_window_frac=0.2, tf_window=WINDOW, in_tf_frac=0.6)
+    run = results(store)
+    assert {cost.status for cost in run.naming_overhead.values()} == {"insufficient"}
+    assert all("0 before and 0 after" in cost.reason for cost in run.naming_overhead.values())
+
+
+def test_a_cost_that_is_smaller_than_the_change_over_the_run_is_not_told(tmp_path):
+    def slower_later(_rank, _phase, step):
+        return 40.0 if step >= 30 else 0.0
+
+    run = results(write_traces(tmp_path, in_window_frac=0.05, extra_in_step_ms=slower_later))
+    _, document = report(run)
+    (note,) = [text for label, text in document.facts if label == "profiler"]
+    assert note.startswith("what naming operations costs cannot be told here: the steps just after")
+    assert "+" not in note

@@ -36,10 +36,13 @@ Rows = list[dict[str, Any]]
 class Form:
     """What a training is like. ``in_window_frac``: what naming adds to all work of those steps.
 
+    ``tf_window``: steps that tf.profiler records on rank 0, ``in_tf_frac`` what that adds there.
     ``extra_in_step_ms`` of (rank, phase, step) comes on top; of phase forward only.
     """
 
     in_window_frac: float = 0.0
+    tf_window: range = range(0)
+    in_tf_frac: float = 0.0
     transfer_ms: float = TRANSFER_MS
     collectives: bool = True
     call: bool = True
@@ -121,8 +124,10 @@ class _Plan:
         *,
         is_named: bool,
     ) -> None:
-        self.step, self.form, self.is_named = step, form, is_named
-        slower = 1 + form.in_window_frac * is_named
+        self.step, self.form = step, form
+        is_traced = rank == 0 and step in form.tf_window
+        self.op_sources = ["recorder"] * is_named + ["tfprof"] * is_traced
+        slower = 1 + form.in_window_frac * is_named + form.in_tf_frac * is_traced
         wobble = (step * 7 + rank * 3) % 5 * 1000  # a rank's noise would be 0 without
         self.ns = {
             name: round((mean + extra_ms.get((rank, name), 0.0)) * MS * slower) + wobble
@@ -151,11 +156,12 @@ class _Plan:
                 handed_over = backward + self.ns[c.BACKWARD] * number // 3
                 row = self._row(handed_over, done, c.COLLECTIVE, "HorovodAllreduce", "recorder")
                 rows.append({**row, c.OP: "allreduce", c.BYTES: 1000})
-        if self.is_named:
-            rows += self._ops(forward, backward, c.FORWARD)
-            rows += self._ops(backward, ready, c.BACKWARD)
-            rows += self._ops(done, end, c.OPTIMIZER)
-            rows.append(self._op(call, call + 1000, c.OTHER, "thread 1"))
+        for source in self.op_sources:
+            ops = [self._op(call, call + 1000, c.OTHER, "thread 1")]
+            ops += self._ops(forward, backward, c.FORWARD)
+            ops += self._ops(backward, ready, c.BACKWARD)
+            ops += self._ops(done, end, c.OPTIMIZER)
+            rows += [{**row, c.SOURCE: source} for row in ops]
         return rows
 
     def _phase(self, begin: int, end: int, phase: str) -> dict[str, Any]:
