@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from hpcprof.readers import nsys_cuda, nsys_host, nsys_nvtx
+from hpcprof.readers.launches import with_phases
 from hpcprof.readers.nsys_database import NULL, Ints, NsysDatabase, open_database
 from hpcprof.trace.check import check_spans
 from hpcprof.trace.columns import COLLECTIVE
@@ -71,7 +72,7 @@ def read_export(
                 f"{nvtx.open_ranges} NVTX ranges were still open when the recording ended"
             )
         return NsysExport(
-            spans=check_spans(concat_spans(spans)),
+            spans=check_spans(with_phases(concat_spans(spans))),
             own=check_spans(nvtx.own),
             beacons=nvtx.beacons,
             utc_epoch_ns=database.single("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"),

@@ -9,7 +9,6 @@ from hpcprof.trace.columns import (
     CHECKPOINT,
     END_NS,
     EVAL,
-    EXECUTOR_OP,
     INPUT,
     KIND,
     PHASE,
@@ -54,10 +53,11 @@ def assign_steps(spans: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
 def beside_steps(spans: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
     """Operations that start during an evaluation or a checkpoint, as ``own`` marks it, are of it.
 
-    They bear the same names as those of the training. ``own`` is on the same clock.
+    They bear the same names as those of the training. What they run on a GPU is treated alike.
+    ``own`` is on the same clock.
     """
     marks = own[(own[KIND] == PHASE_KIND) & own[PHASE].isin(_BESIDE)]
-    is_op = (spans[KIND] == EXECUTOR_OP).to_numpy()
+    is_op = (spans[PHASE].notna() & (spans[KIND] != PHASE_KIND)).to_numpy()
     if not len(marks) or not is_op.any():
         return spans
     ends = np.maximum.accumulate(marks[END_NS].to_numpy())
