@@ -125,7 +125,9 @@ SPAN_COLUMNS = (
     Column(REPLICA, "Int16", "", "what trains, within the rank; null on host spans"),
     Column(DEVICE, "Int16", "", "physical GPU of the node, never the visible index"),
     Column(STEP, "Int32", "", "optimizer update the span belongs to"),
-    Column(PHASE, CATEGORY, "", "part of the step; of phases, ops, and GPU work of ops", values=PHASES),
+    Column(
+        PHASE, CATEGORY, "", "part of the step; of phases, ops, and GPU work of ops", values=PHASES
+    ),
     Column(BYTES, "Int64", "bytes", "payload"),
     Column(OP, CATEGORY, "", "which collective", values=OPS),
     Column(COMM, CATEGORY, "", "communicator"),
