@@ -7,8 +7,9 @@ that was, before it does not. What ties them to the node's CLOCK_MONOTONIC are t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -16,11 +17,11 @@ from hpcprof.artifacts import manifest
 from hpcprof.errors import EnvironmentLacksError, InputError
 from hpcprof.readers.nsys_clock import Placement, place
 from hpcprof.readers.xplane_device import gpu_planes, read_device
-from hpcprof.readers.xplane_file import Space, read_space
-from hpcprof.readers.xplane_host import SOURCE, HostRows, read_host
+from hpcprof.readers.xplane_file import Plane, Space, read_space
+from hpcprof.readers.xplane_host import SOURCE, HostRows, read_host, read_marks
 from hpcprof.readers.xplane_memory import read_memory
 from hpcprof.trace.check import check_spans
-from hpcprof.trace.frame import concat_spans, empty_spans
+from hpcprof.trace.frame import anchors_frame, concat_spans, empty_spans
 from hpcprof.trace.memory import MemoryRecord
 from hpcprof.trace.model import SourceState, Training
 
@@ -32,14 +33,22 @@ class TfProfile:
     """What tf.profiler recorded of a rank, on the CLOCK_MONOTONIC of its node.
 
     ``steps`` are the steps as they were marked for the profiler, copies of those in spans.bin;
-    ``spans`` are everything else, without steps. ``memory``: what allocators did. All are empty
-    unless ``state`` is usable.
+    ``spans`` are everything else, without steps. Both are empty unless ``state`` is usable.
     """
 
     spans: pd.DataFrame
     steps: pd.DataFrame
     state: SourceState
-    memory: MemoryRecord = field(default_factory=MemoryRecord)
+
+
+class TfMemory(NamedTuple):
+    """What allocators of a rank did while tf.profiler recorded it, and the steps meanwhile.
+
+    Both on the clock of the file, or on CLOCK_MONOTONIC where marks of ours are in it.
+    """
+
+    record: MemoryRecord
+    steps: pd.DataFrame
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,6 @@ class PlacedSpace:
 
     space: Space
     hosts: tuple[HostRows, ...]
-    memory: tuple[MemoryRecord, ...]
     placement: Placement | None
 
 
@@ -77,7 +85,35 @@ def read_tf_profile(
         return _nothing(manifest.LOST, problems[0].removesuffix("."))
     spans = check_spans(concat_spans([_spans(each) for each in usable]))
     steps = concat_spans([placement.apply(host.steps) for _, host, placement in _each_host(usable)])
-    return TfProfile(spans, steps, _state(usable, spans, problems), _memory(usable))
+    return TfProfile(spans, steps, _state(usable, spans, problems))
+
+
+def read_tf_memory(folder: Path, rank: int, training: Training | None) -> TfMemory:
+    """What allocators did, of the last file: blocks are not followed from one to the next.
+
+    Without rows where there is no file, or none that can be read; ``read_tf_profile`` says why.
+    """
+    try:
+        spaces = [read_space(file, rank) for file in xplane_files(folder)[-1:]]
+    except (InputError, EnvironmentLacksError):
+        spaces = []
+    planes = [(space, plane) for space in spaces for plane in _host_planes(space)]
+    if not planes:
+        return TfMemory(MemoryRecord(), empty_spans())
+    space, plane = planes[0]
+    steps, beacons = read_marks(plane)
+    record = read_memory(plane, training)
+    no_anchors = anchors_frame({"seq": [], "before_ns": [], "after_ns": [], "realtime_ns": []})
+    placement = _place(space, [beacons], no_anchors)
+    if placement is None or not len(record.levels):
+        return TfMemory(record, steps)
+    moved = {
+        name: placement.moved(record.blocks[name].to_numpy()) for name in ("start_ns", "end_ns")
+    }
+    op_end = record.blocks["op_end_ns"].to_numpy()
+    blocks = record.blocks.assign(**moved, op_end_ns=placement.moved(op_end) * (op_end > 0))
+    levels = record.levels.assign(time_ns=placement.moved(record.levels["time_ns"].to_numpy()))
+    return TfMemory(MemoryRecord(blocks, levels), placement.apply(steps))
 
 
 def xplane_files(folder: Path) -> list[Path]:
@@ -89,14 +125,19 @@ def _read_file(
     file: Path, rank: int, anchors: pd.DataFrame, training: Training | None
 ) -> PlacedSpace:
     space = read_space(file, rank)
-    planes = [plane for plane in space.planes if plane.name == _HOST_PLANE]
-    hosts = tuple(read_host(plane, training) for plane in planes)
-    memory = tuple(read_memory(plane, training) for plane in planes)
-    placement = None
-    if hosts:
-        beacons = pd.concat([host.beacons for host in hosts], ignore_index=True)
-        placement = place(beacons, anchors, space.start_ns)
-    return PlacedSpace(space, hosts, memory, placement)
+    hosts = tuple(read_host(plane, training) for plane in _host_planes(space))
+    placement = _place(space, [host.beacons for host in hosts], anchors)
+    return PlacedSpace(space, hosts, placement)
+
+
+def _host_planes(space: Space) -> list[Plane]:
+    return [plane for plane in space.planes if plane.name == _HOST_PLANE]
+
+
+def _place(space: Space, beacons: list[pd.DataFrame], anchors: pd.DataFrame) -> Placement | None:
+    if not beacons:
+        return None
+    return place(pd.concat(beacons, ignore_index=True), anchors, space.start_ns)
 
 
 def _each_host(placed: list[PlacedSpace]) -> list[tuple[Space, HostRows, Placement]]:
@@ -114,26 +155,6 @@ def _spans(placed: PlacedSpace) -> pd.DataFrame:
     tables += [read_device(plane, replica) for replica, plane in enumerate(gpus)]
     joined = concat_spans(tables)
     return joined if placed.placement is None else placed.placement.apply(joined)
-
-
-def _memory(usable: list[PlacedSpace]) -> MemoryRecord:
-    """Of the last file alone: blocks are not followed from one recording to the next."""
-    last = usable[-1]
-    placement = last.placement
-    if placement is None or not last.memory:
-        return MemoryRecord()
-    blocks, levels = last.memory[0].blocks, last.memory[0].levels
-    if not len(levels):
-        return last.memory[0]
-    known_end = blocks["op_end_ns"] > 0
-    return MemoryRecord(
-        blocks.assign(
-            start_ns=placement.moved(blocks["start_ns"].to_numpy()),
-            end_ns=placement.moved(blocks["end_ns"].to_numpy()),
-            op_end_ns=placement.moved(blocks["op_end_ns"].to_numpy()) * known_end,
-        ),
-        levels.assign(time_ns=placement.moved(levels["time_ns"].to_numpy())),
-    )
 
 
 def _state(usable: list[PlacedSpace], spans: pd.DataFrame, problems: list[str]) -> SourceState:

@@ -63,7 +63,12 @@ def read_host(plane: Plane, training: Training | None) -> HostRows:
         _background(plane, nested),
         collectives,
     ]
-    return HostRows(spans, _steps(plane), _beacons(plane), unfinished)
+    return HostRows(spans, *read_marks(plane), unfinished)
+
+
+def read_marks(plane: Plane) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Our own marks alone: the steps and the beacons, as in ``HostRows``."""
+    return _steps(plane), _beacons(plane)
 
 
 def _operations(

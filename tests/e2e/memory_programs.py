@@ -10,8 +10,7 @@ from typing import NamedTuple
 from hpcprof.analyses.memory_split import MemorySplit, memory_splits
 from hpcprof.artifacts import rank_env
 from hpcprof.artifacts.paths import ArtifactPaths
-from hpcprof.readers.spans_reader import read_span_file
-from hpcprof.readers.xplane import read_tf_profile
+from hpcprof.readers.xplane import read_tf_memory
 from hpcprof.trace.model import Training
 from tests.unit import annotated
 
@@ -122,12 +121,10 @@ def split(
     )
     assert done.returncode == 0, done.stderr
     variables = tuple((*each,) for each in json.loads(done.stdout.splitlines()[-1]))
-    own = read_span_file(paths.spans(annotated.RANK), annotated.RANK)
     training = Training(variables=variables, optimizer_scopes=(optimizer,))
     folder = paths.tf_profile(annotated.RANK)
-    profile = read_tf_profile(folder, annotated.RANK, own.anchors, training)
-    assert profile.state.is_usable, profile.state
-    (found,) = memory_splits(profile.memory, own.spans, training)
+    record, marked = read_tf_memory(folder, annotated.RANK, training)
+    (found,) = memory_splits(record, marked, training)
     sums = {
         role: sum(nbytes for _, nbytes, of, _ in variables if of == role)
         for role in ("weight", "optimizer")
