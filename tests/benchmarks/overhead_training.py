@@ -27,7 +27,8 @@ OFF, HOOKS, OP_RANGES, PROFILER = "off", "L0+L1", "L2", "L3"
 
 
 class Blocks:
-    """Blocks of steps, each in a mode. ``blocks``: round, mode, ms of each step, ms of switching.
+    """Blocks of steps, each in a mode. ``blocks``: round, mode, ms of each step on the clock and
+    of processor time (of all threads), ms of switching.
 
     Round 0 is for warming up: whatever is compiled in a mode is compiled there. The first step
     after a switch is not timed.
@@ -42,17 +43,18 @@ class Blocks:
             modes = [OFF, HOOKS] if number % deep_every else [OFF, HOOKS, OP_RANGES, PROFILER]
             self._to_come += [(number, mode) for mode in modes[:: 1 if number % 2 == 0 else -1]]
         self._left = 0
-        self._begin = 0
+        self._begin = self._cpu_begin = 0
         self._switch_off: Callable[[], object] = lambda: None
 
     def step_ended(self) -> bool:
         """To be called between steps. Whether there are more to come."""
-        now = time.perf_counter_ns()
+        now, cpu = time.perf_counter_ns(), time.process_time_ns()
         if 0 < self._left <= self._length:
             self.blocks[-1]["ms"].append((now - self._begin) / 1e6)
+            self.blocks[-1]["cpu_ms"].append((cpu - self._cpu_begin) / 1e6)
         self._left -= 1
         if self._left > 0:
-            self._begin = time.perf_counter_ns()
+            self._begin, self._cpu_begin = time.perf_counter_ns(), time.process_time_ns()
             return True
         return self._switch()
 
@@ -68,7 +70,8 @@ class Blocks:
         self._switch_off = switch_on(mode, self._logs)
         after = time.perf_counter_ns()
         switch = (after - between) / 1e6
-        self.blocks.append({"round": number, "mode": mode, "ms": [], "switch": switch})
+        block = {"round": number, "mode": mode, "ms": [], "cpu_ms": [], "switch": switch}
+        self.blocks.append(block)
         self._left = self._length + 1
         return True
 
