@@ -106,7 +106,10 @@ def _end(origin: str, graph: Any, before: int, scopes: tuple[Any, ...]) -> None:
         _open.discard((origin, id(graph)))
         # operations are listed in the order in which they were made
         made = [operation.name for operation in graph.get_operations()[before:]]
-        known = {"gradient_tape"} if origin == BACKWARD_OPS else {str(s).lower() for s in scopes}
+        known = {"gradient_tape"}
+        if origin == OPTIMIZER_OPS:
+            # other replicas trace their part while this one waits in its optimizer
+            known = {"replica", *(str(scope).lower() for scope in scopes)}
         _add(origin, [name for name in made if known.isdisjoint(_scopes(name))])
     except Exception:  # as above
         return

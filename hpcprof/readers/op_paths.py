@@ -61,7 +61,7 @@ def op_path(name: str) -> OpPath:
         is_kept |= _is_kept(scope, rest_of_it)
         parts = _without_wrapping(rest_of_it, ancestry)
     own = [part for part in parts if not _REPLICA_RE.match(part)]
-    ancestry += _prefixes(own)
+    ancestry += _prefixes(parts)
     op_type = rest.partition("#")[0]
     inner = "/".join(own)
     return OpPath(path, tuple(parts), op_type, inner, tuple(ancestry), outer, is_kept)

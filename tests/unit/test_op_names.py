@@ -198,14 +198,18 @@ def test_packing_beside_a_collective_at_the_root_is_communication(
 
 def test_unscoped_names_have_the_phase_in_which_the_hooks_saw_them_made() -> None:
     origins = {
-        "backward": ("MatMul_2", "random_normal/RandomStandardNormal", "PartitionedCall"),
+        "backward": (
+            *("MatMul_2", "random_normal/RandomStandardNormal", "PartitionedCall"),
+            "replica_1/MatMul_4",
+        ),
         "optimizer": ("cond", "All"),
     }
     training = Training(op_origins=origins)
     names = {
         "MatMul_2:MatMul": "backward",
         f"{CALL}MatMul_2:MatMul": "backward",
-        "replica_1/MatMul_2:MatMul": "backward",
+        "replica_1/MatMul_4:MatMul": "backward",
+        "replica_1/MatMul_2:MatMul": "forward",  # replicas count for themselves
         "MatMul:MatMul": "forward",
         "random_normal/RandomStandardNormal:RandomStandardNormal": "backward",
         "PartitionedCall/while/body/_3/while/MatMul:MatMul": "backward",
