@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
+from hpcprof.artifacts.paths import ArtifactPaths
+from hpcprof.pipeline.memory import memory_of_ranks
+from hpcprof.readers.xplane import read_tf_memory
 from hpcprof.readers.xplane_file import read_space
 from hpcprof.readers.xplane_memory import read_memory
 from hpcprof.trace import columns as c
 from hpcprof.trace.memory import MemoryRecord
+from hpcprof.trace.model import RankInfo, Training
 from tests.unit.xplane_writer import PlaneBuilder, XPlaneFile
 
 pytestmark = pytest.mark.unit
@@ -106,3 +110,39 @@ def test_a_real_file_of_gpus_gives_a_block_per_address_and_time(test_data: Path)
     record = read_memory(next(plane for plane in planes if plane.name == "/host:CPU"), None)
     assert (record.blocks["end_ns"] >= record.blocks["start_ns"]).all()
     assert len(record.levels) >= len(record.blocks)
+
+
+def test_blocks_levels_and_steps_come_on_one_clock(tmp_path: Path) -> None:
+    file = XPlaneFile()
+    plane = file.plane().sync(100_000, 0, 5_000_100_000).step(200_000, 300_000, 30)
+    plane.add(THREAD, 240_000, 260_000, "m/a:MatMul")
+    _Allocator(plane).take(250_000, 5, 256, tf_op="m/a").give_back(290_000, 5, 256)
+    file.write(tmp_path)
+    record, steps = read_tf_memory(tmp_path, 3, None)
+    assert steps[c.START_NS].tolist() == [5_000_200_000]
+    assert record.blocks[["start_ns", "end_ns", "op_end_ns"]].values.tolist() == [
+        [5_000_250_000, 5_000_290_000, 5_000_260_000]
+    ]
+    assert record.levels["time_ns"].tolist() == [5_000_250_000, 5_000_290_000]
+
+
+def test_a_file_that_cannot_be_read_gives_no_rows(tmp_path: Path) -> None:
+    assert len(read_tf_memory(tmp_path, 3, None).record.levels) == 0
+    XPlaneFile().write(tmp_path).write_bytes(b"\x0a\xff")
+    assert len(read_tf_memory(tmp_path, 3, None).record.levels) == 0
+
+
+def test_ranks_whose_allocators_were_watched_have_a_split(tmp_path: Path) -> None:
+    paths = ArtifactPaths(tmp_path)
+    file = XPlaneFile()
+    plane = file.plane().step(200, 300, 30)
+    allocator = _Allocator(plane).take(150, 4, 256, requested_bytes=256)
+    allocator.take(250, 5, 512, requested_bytes=500).give_back(290, 5, 512)
+    file.write(paths.tf_profile(1))
+    weight = ("kernel", 256, "weight", True)
+    infos = [
+        RankInfo(rank, rank, "n", 2, training=Training(variables=(weight,))) for rank in (0, 1)
+    ]
+    ((rank, (split,)),) = memory_of_ranks(paths, infos).items()
+    assert (rank, split.status, split.step, split.total_bytes) == (1, "ok", 30, 768)
+    assert split.bytes_by_class["weights"] == 256
