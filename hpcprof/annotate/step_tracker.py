@@ -87,7 +87,7 @@ class StepTracker:
             self.fetches_used += 1
             return
         self._set_aside([f for f in self._pending if f.is_used and f.source == source])
-        self._set_aside(self._pending[: len(self._pending) + 1 - _MAX_PENDING])
+        self._set_aside(self._pending[: max(0, len(self._pending) + 1 - _MAX_PENDING)])
         self._pending.append(_Fetch(start_ns, end_ns, source))
 
     def exhausted(self, source: int) -> None:

@@ -163,6 +163,7 @@ class _TrainingFunction:
         self._updates = steps_per_execution(model)
         self._why_whole = why_whole or flavor.why_whole(model)
         self._on_batch: Function | None = None
+        self._is_noted = False
 
     def as_function(self) -> Function:
         """A plain function, as Keras's is: models are copied."""
@@ -240,17 +241,16 @@ class _TrainingFunction:
         return None
 
     def _note(self) -> None:
-        model = self._model
-        if training_notes.seen("steps_by") is None:
-            training_notes.put(steps_by=BY_KERAS)
-            training_seen.saw_function("train_function", self._function)
-            training_seen.saw_strategy(getattr(model, "distribute_strategy", None))
-            if is_compiled(model):
-                training_seen.note_once("phases_not_separable", "jit_compile")
-            if self._updates > 1:
-                training_notes.warn(
-                    f"steps_per_execution is {self._updates}: a step that was recorded is a call "
-                    "of so many updates, and is numbered by the first of them"
-                )
-        if getattr(model, "run_eagerly", False):
-            training_seen.saw_eager_update()
+        if self._is_noted:
+            return
+        self._is_noted = True
+        training_seen.note_once("steps_by", BY_KERAS)
+        training_seen.saw_function("train_function", self._function)
+        training_seen.saw_strategy(getattr(self._model, "distribute_strategy", None))
+        if is_compiled(self._model):
+            training_seen.note_once("phases_not_separable", "jit_compile")
+        if self._updates > 1:
+            training_notes.warn(
+                f"steps_per_execution is {self._updates}: a step that was recorded is a call "
+                "of so many updates, and is numbered by the first of them"
+            )
