@@ -9,11 +9,14 @@
    over phases that belongs to no phase; it says how far the naming can be trusted.
 4. Medians over steps: those that all ranks named, when there are MIN_STEPS of them; else each rank
    over its own, and then nothing is compared between ranks.
-5. A replica (device of a rank under MirroredStrategy) is told by its operations. Launch skew: from
+5. What the operations started on a GPU has their phase (readers): ``device_ns`` is the time in
+   which at least one such kernel or copy ran, over all named steps by their number. It is not cut
+   at the ends of steps: a GPU works on when Python has gone on.
+6. A replica (device of a rank under MirroredStrategy) is told by its operations. Launch skew: from
    the first to the last replica that begins its forward pass in a step.
 
-Naming operations costs time itself: ``profiler_overhead`` says how much. On a GPU an operation is
-the launch of its kernels, not their run.
+Naming operations costs time itself: ``profiler_overhead`` says how much. Where a GPU computes, an
+operation is the launch of its kernels, not their run.
 """
 
 from __future__ import annotations
@@ -25,11 +28,14 @@ import numpy as np
 import pandas as pd
 
 from hpcprof.analyses.busy_steps import MIN_STEPS
-from hpcprof.analyses.intervals import overlap, union
+from hpcprof.analyses.intervals import overlap, total, union
 from hpcprof.trace import columns as c
 
 KINDS_READ = [c.EXECUTOR_OP, c.COLLECTIVE, c.STEP_KIND]
 COLUMNS_READ = [c.START_NS, c.END_NS, c.KIND, c.PHASE, c.STEP, c.REPLICA, c.OP, c.SOURCE]
+
+ON_DEVICE = [c.KERNEL, c.MEMCPY, c.MEMSET]
+DEVICE_COLUMNS_READ = [c.START_NS, c.END_NS, c.PHASE, c.SOURCE]
 
 # operations that nobody told apart (one XLA cluster) have the phase ``compute``
 PHASES = (
@@ -73,7 +79,8 @@ class OpPhases:
     ``steps``: named by all of them; () when these are too few to compare. ``share_frac``: phase →
     median over ranks of union over step. ``spread_frac``: largest minus smallest rank, over the
     step; {} unless every rank of the job named ``steps``. ``replicas``: of ranks that have several.
-    ``launch_skew_ns``: rank → median over steps.
+    ``launch_skew_ns``: rank → median over steps. ``device_ns``: rank → phase → mean per step, of
+    the ranks on whose GPU something ran for a named operation, and of the phases that had any.
     """
 
     ranks: tuple[OpTimes, ...] = ()
@@ -83,6 +90,7 @@ class OpPhases:
     other_frac: float = float("nan")
     replicas: tuple[OpTimes, ...] = ()
     launch_skew_ns: Mapping[int, float] = field(default_factory=dict)
+    device_ns: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -120,12 +128,33 @@ def per_rank(spans: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
+def device_times(on_device: pd.DataFrame, frame: pd.DataFrame) -> dict[str, float]:
+    """Phase → ns per named step in which the GPU ran something of it; {} when nothing ran.
+
+    ``on_device``: spans of the kinds ON_DEVICE with a phase; ``frame``: of ``per_rank``.
+    """
+    whole = frame[frame["replica"] == WHOLE]
+    is_nvtx = (on_device[c.SOURCE] != TF_PROFILER).to_numpy(dtype=bool)
+    if is_nvtx.any():
+        on_device, whole = on_device[is_nvtx], whole[whole["source"] != TF_PROFILER]
+    found = {}
+    for phase in PHASES:
+        rows = on_device[on_device[c.PHASE] == phase]
+        if len(rows) and len(whole):
+            covered = union(rows[c.START_NS].to_numpy(np.int64), rows[c.END_NS].to_numpy(np.int64))
+            found[phase] = total(covered) / len(whole)
+    return found
+
+
 def across_ranks(
-    frames: Mapping[int, pd.DataFrame], expected: int, busy: Collection[int] = ()
+    frames: Mapping[int, pd.DataFrame],
+    expected: int,
+    busy: Collection[int] = (),
+    device_ns: Mapping[int, Mapping[str, float]] | None = None,
 ) -> OpPhases:
     """Put the frames of ``per_rank`` together. ``expected``: ranks of the job.
 
-    ``busy``: steps to leave out (busy_steps.py).
+    ``busy``: steps to leave out (busy_steps.py). ``device_ns``: rank → ``device_times``.
     """
     usable = {rank: frame[~frame.index.isin(list(busy))] for rank, frame in frames.items()}
     usable = {rank: frame for rank, frame in sorted(usable.items()) if len(frame)}
@@ -149,6 +178,7 @@ def across_ranks(
         launch_skew_ns={
             rank: skew for rank, frame in usable.items() for skew in _launch_skew(frame)
         },
+        device_ns={rank: times for rank, times in (device_ns or {}).items() if times},
     )
 
 

@@ -94,7 +94,9 @@ def analyse(ingested: Ingested, job: JobInfo, steps: range | None = None) -> Ana
         busy=told.busy,
         overhead=measured_overhead(store, infos, operations.windows),
         hangs=hang_episodes(infos, last_ended_steps(store, infos), parts.frames),
-        op_phases=op_phases.across_ranks(operations.frames, job.world_size, parts.busy),
+        op_phases=op_phases.across_ranks(
+            operations.frames, job.world_size, parts.busy, operations.device_ns
+        ),
         named=operations.windows,
         naming_overhead=overhead_of_naming(store, infos, operations.windows),
     )

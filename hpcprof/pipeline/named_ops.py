@@ -15,9 +15,12 @@ from hpcprof.trace.store import TraceStore
 
 @dataclass(frozen=True)
 class NamedOps:
-    """``frames``: rank → ``op_phases.per_rank``, of the ranks that named operations."""
+    """Of the ranks that named operations. ``frames``: rank → ``op_phases.per_rank``; ``device_ns``:
+    rank → ``op_phases.device_times``.
+    """
 
     frames: Mapping[int, pd.DataFrame]
+    device_ns: Mapping[int, Mapping[str, float]]
     windows: NamedWindows
 
 
@@ -27,6 +30,7 @@ def named_ops(store: TraceStore, within: range | None = None) -> NamedOps:
     ``within``: frames of these steps only; None means all.
     """
     frames: dict[int, pd.DataFrame] = {}
+    device_ns: dict[int, dict[str, float]] = {}
     nvtx: dict[int, tuple[int, int]] = {}
     tf_profiler: dict[int, tuple[int, int]] = {}
     for rank in store.ranks():
@@ -39,5 +43,9 @@ def named_ops(store: TraceStore, within: range | None = None) -> NamedOps:
                 windows[rank] = int(chosen.min()), int(chosen.max())
         spans = store.read_spans(rank, op_phases.COLUMNS_READ, op_phases.KINDS_READ)
         frame = op_phases.per_rank(spans)
+        on_device = store.read_spans(
+            rank, op_phases.DEVICE_COLUMNS_READ, op_phases.ON_DEVICE, op_phases.PHASES
+        )
+        device_ns[rank] = op_phases.device_times(on_device, frame)
         frames[rank] = frame if within is None else frame.loc[frame.index.isin(within)]
-    return NamedOps(frames, NamedWindows(nvtx, tf_profiler))
+    return NamedOps(frames, device_ns, NamedWindows(nvtx, tf_profiler))

@@ -6,6 +6,7 @@ From the record in findings.json; records of earlier versions say nothing of it,
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import median
 from typing import Any
 
 from hpcprof.reports.table import Table
@@ -38,10 +39,14 @@ def operation_facts(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     shown[0] += " of the step"
     text = f"{_which(record, found)}: {', '.join(shown)}"
     if len(shown) > 1:
-        text += " (they overlap)"
+        text += f" (they overlap{'; the GPU works later' if found.get('device_ns') else ''})"
     if (found["other_frac"] or 0) >= _OTHER_WORTH_SAYING:
         text += f"; {percent(found['other_frac'])} of the operations' time is in none of them"
     yield "inside", text
+    on_gpu = _on_gpu(found)
+    if on_gpu:
+        shares = ", ".join(f"{name} {duration(ns)}" for name, ns in on_gpu.items())
+        yield "", f"the GPU works per step, median of the ranks: {shares}"
 
 
 def operation_tables(record: dict[str, Any]) -> Iterator[Table]:
@@ -60,6 +65,8 @@ def operation_tables(record: dict[str, Any]) -> Iterator[Table]:
     )
     heads = ("rank", "from", "steps", "step", *shown, "in none")
     yield Table("inside the step, median ms", heads, table, " ".join(_notes(found, shown)))
+    if found.get("device_ns"):
+        yield _gpu_table(found)
     if found["replicas"]:
         yield _replica_table(found, shown)
 
@@ -169,6 +176,33 @@ def _notes(found: dict[str, Any], shown: list[str]) -> Iterator[str]:
     left = len(found["ranks"]) - _MAX_RANKS
     if left > 0:
         yield f"The first {_MAX_RANKS} ranks are shown, {left} are not."
+
+
+def _on_gpu(found: dict[str, Any]) -> dict[str, float]:
+    """Phase → median over the ranks of the time in which the GPU runs something of it, ns."""
+    by_rank = (found.get("device_ns") or {}).values()
+    medians = {
+        name: float(median([times.get(name, 0.0) for times in by_rank]))
+        for name in _PHASES
+        if any(name in times for times in by_rank)
+    }
+    least = _SHOWN_FRAC * max(medians.values(), default=0.0)
+    return {name: ns for name, ns in medians.items() if ns > least}
+
+
+def _gpu_table(found: dict[str, Any]) -> Table:
+    shown = list(_on_gpu(found))
+    numbers = sorted(found["device_ns"], key=int)
+    rows = tuple(
+        (number, *(f"{found['device_ns'][number].get(name, 0.0) / 1e6:.1f}" for name in shown))
+        for number in numbers[:_MAX_RANKS]
+    )
+    note = (
+        "Time in which the GPU ran at least one kernel or copy that an operation of the phase had "
+        "started, over all named steps, by their number. NCCL's kernels are started by other "
+        "threads and are not in it."
+    )
+    return Table("the GPU, per step, ms", ("rank", *shown), rows, note, text_columns=(0,))
 
 
 def _replica_table(found: dict[str, Any], shown: list[str]) -> Table:

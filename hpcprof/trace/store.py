@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from hpcprof.artifacts.atomic import read_json, write_json
 from hpcprof.errors import InputError
 from hpcprof.trace.check import check_spans
-from hpcprof.trace.columns import COUNTER_COLUMNS, KIND, SPAN_COLUMNS, Column
+from hpcprof.trace.columns import COUNTER_COLUMNS, KIND, PHASE, SPAN_COLUMNS, Column
 from hpcprof.trace.frame import from_arrow, to_arrow
 from hpcprof.trace.model import Gpu, Hang, Moment, RankInfo, SourceState, Trace, Training
 
@@ -72,13 +72,16 @@ class TraceStore:
         rank: int,
         columns: Sequence[str] | None = None,
         kinds: Sequence[str] | None = None,
+        phases: Sequence[str] | None = None,
     ) -> pd.DataFrame:
-        """Spans of one rank, sorted by start. None means all columns, all kinds.
+        """Spans of one rank, sorted by start. None means all columns, all kinds, all phases.
 
-        Raises InputError when the rank is absent or its file cannot be read.
+        With ``phases`` those without a phase are left out. Raises InputError when the rank is
+        absent or its file cannot be read.
         """
-        filters = None if kinds is None else [(KIND, "in", list(kinds))]
-        return self._read(rank, "spans.parquet", SPAN_COLUMNS, columns, filters)
+        chosen = ((KIND, kinds), (PHASE, phases))
+        filters = [(name, "in", list(values)) for name, values in chosen if values is not None]
+        return self._read(rank, "spans.parquet", SPAN_COLUMNS, columns, filters or None)
 
     def read(self, rank: int) -> Trace:
         """Everything of one rank. Raises InputError like ``read_spans``."""

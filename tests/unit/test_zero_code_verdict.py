@@ -299,3 +299,31 @@ def test_a_cost_that_is_smaller_than_the_change_over_the_run_is_not_told(tmp_pat
     (note,) = [text for label, text in document.facts if label == "profiler"]
     assert note.startswith("what naming operations costs cannot be told here: the steps just after")
     assert "+" not in note
+
+
+def test_what_operations_started_on_a_gpu_is_told_by_phase(tmp_path):
+    extra = {(1, c.BACKWARD): 30.0}
+    store = write_traces(tmp_path, ranks=2, extra_ms=extra, on_gpu=True)
+    run = results(store)
+    # kernels of 30 ms forward: 10-15, 30-40 and 20-25 ms after its start
+    assert run.op_phases.device_ns[0][c.FORWARD] == pytest.approx(20 * MS, rel=0.01)
+    assert run.op_phases.device_ns[0][c.BACKWARD] == pytest.approx(40 * MS, rel=0.01)
+    assert run.op_phases.device_ns[1][c.BACKWARD] == pytest.approx(60 * MS, rel=0.01)
+    assert late(run) == [((1,), "compute", c.BACKWARD)]
+    record, document = report(run)
+    assert set(record["operations"]["device_ns"]) == {"0", "1"}
+    said = [text for label, text in document.facts if label == ""]
+    assert said[0].startswith(
+        "the GPU works per step, median of the ranks: forward 20 ms, backward"
+    )
+    table = next(t for t in document.appendix if t.title == "the GPU, per step, ms")
+    assert table.heads == ("rank", "forward", "backward", "optimizer")
+    assert table.rows == (("0", "20.0", "40.0", "3.3"), ("1", "20.0", "60.0", "3.3"))
+
+
+def test_without_a_gpu_nothing_is_said_of_one(tmp_path):
+    run = results(write_traces(tmp_path))
+    assert dict(run.op_phases.device_ns) == {}
+    _, document = report(run)
+    assert not any("GPU works" in text for _, text in document.facts)
+    assert "the GPU, per step, ms" not in {table.title for table in document.appendix}

@@ -36,11 +36,13 @@ Rows = list[dict[str, Any]]
 class Form:
     """What a training is like. ``in_window_frac``: what naming adds to all work of those steps.
 
+    ``on_gpu``: each operation starts a kernel that runs half as long, on one stream.
     ``tf_window``: steps that tf.profiler records on rank 0, ``in_tf_frac`` what that adds there.
     ``extra_in_step_ms`` of (rank, phase, step) comes on top; of phase forward only.
     """
 
     in_window_frac: float = 0.0
+    on_gpu: bool = False
     tf_window: range = range(0)
     in_tf_frac: float = 0.0
     transfer_ms: float = TRANSFER_MS
@@ -162,6 +164,8 @@ class _Plan:
             ops += self._ops(backward, ready, c.BACKWARD)
             ops += self._ops(done, end, c.OPTIMIZER)
             rows += [{**row, c.SOURCE: source} for row in ops]
+            if self.form.on_gpu:
+                rows += [self._kernel(row, source) for row in ops]
         return rows
 
     def _phase(self, begin: int, end: int, phase: str) -> dict[str, Any]:
@@ -175,6 +179,12 @@ class _Plan:
             self._op(begin + third, end, phase, "thread 1"),
             self._op(begin + third, end - third, phase, "thread 2"),
         ]
+
+    def _kernel(self, op: dict[str, Any], source: str) -> dict[str, Any]:
+        """Begins when its operation ends."""
+        length = (op[c.END_NS] - op[c.START_NS]) // 2
+        row = {**op, c.START_NS: op[c.END_NS], c.END_NS: op[c.END_NS] + length, c.SOURCE: source}
+        return {**row, c.KIND: c.KERNEL, c.LANE: "stream 7", c.REPLICA: 0}
 
     def _op(self, begin: int, end: int, phase: str, lane: str) -> dict[str, Any]:
         row = self._row(begin, end, c.EXECUTOR_OP, f"{phase}/MatMul:MatMul", "recorder", phase)
