@@ -83,7 +83,7 @@ def read_tf_profile(
         problems.append("nothing ties its times to the node's clock (no mark of hpcprof in it)")
     if not usable:
         return _nothing(manifest.LOST, problems[0].removesuffix("."))
-    spans = check_spans(concat_spans([_spans(each) for each in usable]))
+    spans = check_spans(concat_spans([_spans(each, training) for each in usable]))
     steps = concat_spans([placement.apply(host.steps) for _, host, placement in _each_host(usable)])
     return TfProfile(spans, steps, _state(usable, spans, problems))
 
@@ -149,10 +149,10 @@ def _each_host(placed: list[PlacedSpace]) -> list[tuple[Space, HostRows, Placeme
     ]
 
 
-def _spans(placed: PlacedSpace) -> pd.DataFrame:
+def _spans(placed: PlacedSpace, training: Training | None) -> pd.DataFrame:
     tables = [table for host in placed.hosts for table in host.spans]
     gpus = gpu_planes(placed.space.planes)
-    tables += [read_device(plane, replica) for replica, plane in enumerate(gpus)]
+    tables += [read_device(plane, replica, training) for plane, replica in gpus]
     joined = concat_spans(tables)
     return joined if placed.placement is None else placed.placement.apply(joined)
 

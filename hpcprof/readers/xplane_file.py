@@ -94,6 +94,17 @@ class Plane:
                     break
         return values
 
+    def text_stat(self, positions: Ints, *names: str) -> list[str]:
+        """The first of these texts that an event has as a statistic; "" where it has none."""
+        ids = {key: names.index(text) for key, text in self._stat_names.items() if text in names}
+        texts = []
+        for position in self._order[positions].tolist():
+            found = [stat for stat in self._raw[position].stats if stat.metadata_id in ids]
+            found.sort(key=lambda stat: ids[stat.metadata_id])
+            values = self._values(found[:1]).values()
+            texts.append(str(next(iter(values), "")))
+        return texts
+
     def _values(self, stats: Any) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for stat in stats:

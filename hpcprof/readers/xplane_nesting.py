@@ -45,7 +45,7 @@ class Nested(NamedTuple):
 def nested_operations(plane: Plane) -> Nested:
     """Find the operations and waits of a host plane. Reads every thread."""
     background = background_runs(plane)
-    is_op = _is_operation(plane)
+    is_op = _are_operations(plane)
     processes = plane.named(_PROCESS)
     waits = plane.named(*NEXT_BATCH)
     positions = np.union1d(np.flatnonzero(is_op), np.concatenate([processes, waits]))
@@ -75,11 +75,16 @@ def nested_operations(plane: Plane) -> Nested:
 
 def operations(plane: Plane) -> Ints:
     """Positions of all operations, those of tf.data too."""
-    return np.flatnonzero(_is_operation(plane))
+    return np.flatnonzero(_are_operations(plane))
 
 
-def _is_operation(plane: Plane) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    return np.array([bool(_OP_RE.match(name)) for name in plane.names])[plane.events.name]
+def _are_operations(plane: Plane) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    return np.array([is_operation(name) for name in plane.names])[plane.events.name]
+
+
+def is_operation(name: str) -> bool:
+    """Whether this is how TensorFlow names the run of an operation: its path and its type."""
+    return bool(_OP_RE.match(name))
 
 
 def background_runs(plane: Plane) -> Ints:

@@ -202,6 +202,26 @@ def test_several_gpus_are_replicas_in_their_order(tmp_path: Path) -> None:
     assert len(spans) == 6
 
 
+def test_kernels_have_the_phase_of_the_operation_that_launched_them(tmp_path: Path) -> None:
+    file = XPlaneFile()
+    _host(file)
+    device = file.plane("/device:GPU:0")
+    for time, stats in enumerate(
+        [
+            {"tf_op": "gradient_tape/m/a:MatMul", "level 0": "m/a:MatMul"},
+            {"annotation": "adam/b:Mul#shape=(int32[3])#"},
+            {"tf_op": "XlaModule:", "hlo_op": "fusion.3"},
+            {"annotation": "MakeTensorFromProto"},
+            {},
+        ]
+    ):
+        device.add("Stream #7(Compute)", 10 * time, 10 * time + 5, "gemm", **stats)
+    phases = _read(file, tmp_path).spans[c.PHASE]
+    assert phases.astype(object).where(phases.notna(), None).tolist() == [
+        *(c.BACKWARD, c.OPTIMIZER, c.COMPUTE_PHASE, None, None)
+    ]
+
+
 def test_without_marks_the_start_that_the_file_names_is_used_and_its_doubt_is_said(
     tmp_path: Path,
 ) -> None:

@@ -81,14 +81,20 @@ def test_without_protobuf_it_is_said_what_to_install() -> None:
 def test_a_real_file_of_tensorflow_on_gpus_gives_kernels_and_copies(test_data: Path) -> None:
     path = test_data / "xplane/tensorflow_2020_gpu_multi_worker.xplane.pb"
     planes = gpu_planes(read_space(path, RANK).planes)
-    assert [plane.name for plane in planes] == ["/device:GPU:1", "/device:GPU:4", "/device:GPU:6"]
-    spans = read_device(planes[1], 0)
+    # one got a batch only
+    assert [(plane.name, replica) for plane, replica in planes] == [
+        *(("/device:GPU:1", None), ("/device:GPU:4", 0), ("/device:GPU:6", 1))
+    ]
+    spans = read_device(*planes[1], None)
     assert spans[c.KIND].value_counts().loc[[c.KERNEL, c.MEMCPY]].tolist() == [665, 94]
     assert set(spans[c.LANE]) == {"stream 63", "stream 134", "stream 135", "stream 136"}
     copies = spans[spans[c.KIND] == c.MEMCPY]
     assert copies[c.BYTES].notna().all() and copies[c.BYTES].iloc[0] == 112
     assert copies[c.NAME].iloc[0] == "memcpy HtoD"
     assert spans[c.CORRELATION].notna().all()
+    # the file holds a forward pass and the beginning of the backward pass
+    phases = spans[spans[c.KIND] == c.KERNEL][c.PHASE].value_counts()
+    assert phases[phases > 0].to_dict() == {c.FORWARD: 660, c.BACKWARD: 5}
 
 
 @pytest.mark.parametrize(
