@@ -115,7 +115,7 @@ def _message(straggler: Straggler, cause: Cause) -> str:
     where = (
         "for no single reason"
         if cause.names == (causes.UNEXPLAINED,)
-        else ("in " + " and ".join(cause.names))
+        else ("in " + " and ".join(_named(cause, name) for name in cause.names))
     )
     late = f"{duration(straggler.late_ns)} late in {percent(straggler.late_steps_frac)} of steps"
     named = f"{ranks(straggler.ranks)} (node {', '.join(straggler.nodes)})"
@@ -130,6 +130,15 @@ def _message(straggler: Straggler, cause: Cause) -> str:
     if straggler.scope == stragglers.GROUP:
         return f"{named} are the slower group, {where}: they reach the allreduce {late}"
     return f"{named} is late {where}: it reaches the allreduce {late}"
+
+
+def _named(cause: Cause, name: str) -> str:
+    """A cause; "compute (backward)" where operations tell that it is that phase nearly alone."""
+    parts = [piece for piece, of in causes.CAUSE_OF_PIECE.items() if of == name]
+    whole = sum(cause.excess_ns[piece] for piece in parts)
+    is_one = cause.phase in parts and cause.excess_ns[cause.phase] >= causes.NAMED_ALONE * whole
+    is_told = bool(cause.named_steps) and cause.phase != COMPUTE_PHASE
+    return f"{name} ({cause.phase})" if name == causes.COMPUTE and is_told and is_one else name
 
 
 def _evidence(results: RunResults, straggler: Straggler, cause: Cause) -> Iterator[str]:

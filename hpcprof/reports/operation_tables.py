@@ -30,8 +30,10 @@ def operation_facts(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if not found.get("ranks"):
         return
     shares = found["share_frac"]
+    # without recorded collectives the operation that hands the tensors over is all that is known
+    waits = " with waiting" if record["quality"]["collectives"] != "none" else ""
     shown = [
-        f"{name} {percent(shares[name])}{' with waiting' if name == 'allreduce' else ''}"
+        f"{name} {percent(shares[name])}{waits if name == 'allreduce' else ''}"
         for name in _shown(found)
     ]
     if not shown:
@@ -164,7 +166,8 @@ def _other(times: dict[str, Any]) -> str:
 def _notes(found: dict[str, Any], shown: list[str]) -> Iterator[str]:
     yield (
         "Time of the step in which at least one thread ran an operation of the phase: phases "
-        "overlap, and need not add up to the step; allreduce includes waiting for other ranks. "
+        "overlap, and need not add up to the step; allreduce includes waiting for other ranks "
+        "where collectives were recorded, and else only hands the tensors over. "
         "in none: share of the operations' time that is in no phase. On a GPU an operation is the "
         "launch of its kernels. Naming operations lengthens these steps (see profiler, above)."
     )

@@ -20,6 +20,7 @@ from hpcprof.findings.healthy import healthy
 from hpcprof.reports.document import build_document
 from hpcprof.reports.findings_record import findings_record
 from hpcprof.reports.text import render_text
+from tests.unit import zero_code_run
 from tests.unit.results_builder import links_of_agents, network, rank_info, results
 
 pytestmark = pytest.mark.unit
@@ -56,6 +57,18 @@ RUNS = {
 }
 
 
+@pytest.fixture(scope="module")
+def unmodified(tmp_path_factory):
+    """An unmodified training with a slow rank, from its traces."""
+    extra = {(2, "backward"): 20.0}
+    store = zero_code_run.write_traces(
+        tmp_path_factory.mktemp("run"), extra_ms=extra, in_window_frac=0.1
+    )
+    run = zero_code_run.results(store)
+    found = find(run)
+    return findings_record(run, found, list(healthy(run, found)))
+
+
 def record(name):
     given = dict(RUNS[name])
     infos = given.pop("ranks_of", None)
@@ -69,7 +82,15 @@ def record(name):
 @pytest.mark.parametrize("name", sorted(RUNS))
 def test_text_report_is_the_golden_one(name):
     """HPCPROF_REGENERATE=1 writes the golden files anew; look at them before you commit."""
-    text = render_text(build_document(record(name)))
+    _compare(name, record(name))
+
+
+def test_text_report_of_an_unmodified_training_is_the_golden_one(unmodified):
+    _compare("unmodified", unmodified)
+
+
+def _compare(name, of_run):
+    text = render_text(build_document(of_run))
     golden = GOLDEN / f"report_{name}.txt"
     if os.environ.get("HPCPROF_REGENERATE"):
         golden.write_text(text, encoding="utf-8")

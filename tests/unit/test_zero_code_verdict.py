@@ -50,6 +50,8 @@ def report(run):
 def test_a_rank_slow_in_the_call_is_named_with_the_phase_of_the_window(tmp_path, phase):
     run = results(write_traces(tmp_path, extra_ms={(2, phase): 20.0}, in_window_frac=0.2))
     assert late(run) == [((2,), "compute", phase)]
+    (finding,) = [found for found in find(run) if found.rule == "rank-arrives-late"]
+    assert f"is late in compute ({phase}): " in finding.message
     (cause,) = run.causes
     assert cause.named_steps == tuple(range(11, 30))  # what comes before step 10 was not named
     assert cause.excess_ns[phase] == pytest.approx(20 * MS, rel=0.01)
@@ -104,6 +106,18 @@ def test_a_window_that_not_all_ranks_have_names_no_phase(tmp_path, window):
     assert (cause.named_steps, cause.coverage) == ((), pytest.approx(1.0, abs=0.01))
     (finding,) = [found for found in find(run) if found.rule == "rank-arrives-late"]
     assert any("its phases are not known on every rank" in line for line in finding.evidence)
+
+
+def test_two_phases_of_the_call_that_are_both_slow_are_both_told(tmp_path):
+    extra = {(2, c.FORWARD): 20.0, (2, c.BACKWARD): 25.0}
+    run = results(write_traces(tmp_path, extra_ms=extra))
+    assert late(run) == [((2,), "compute", c.BACKWARD)]
+    (finding,) = [found for found in find(run) if found.rule == "rank-arrives-late"]
+    assert "is late in compute: " in finding.message  # neither of them alone
+    assert finding.evidence[:2] == (
+        "backward takes 85 ms per step there and 60 ms on the other ranks",
+        "forward takes 50 ms per step there and 30 ms on the other ranks",
+    )
 
 
 def test_a_window_in_which_the_rank_is_not_slow_names_no_phase(tmp_path):
