@@ -45,11 +45,18 @@ sys.exit(7)
 """
 
 
+@pytest.mark.parametrize(
+    ("hooks", "said", "steps"),
+    [
+        (True, "no step for 2 s after step 7; ", 24),
+        (False, "no Python thread has moved for 2 s; ", 0),
+    ],
+)
 def test_a_training_that_hangs_for_a_while_says_where_and_goes_on(
-    tensorflow_python: Path, tmp_path: Path
+    tensorflow_python: Path, tmp_path: Path, *, hooks: bool, said: str, steps: int
 ) -> None:
     run_dir = tmp_path / "run"
-    launching.write_run_json(run_dir, hang_after_s=2)
+    launching.write_run_json(run_dir, hang_after_s=2, hooks=hooks)
     script = tmp_path / "train.py"
     script.write_text(TRAINING)
     env = launching.environ(tmp_path, CUDA_VISIBLE_DEVICES="-1", TF_CPP_MIN_LOG_LEVEL="2")
@@ -62,8 +69,10 @@ def test_a_training_that_hangs_for_a_while_says_where_and_goes_on(
     stacks = (run_dir / "ranks/00003/stacks.txt").read_text()
     assert " in reads_a_file_that_never_comes\n" in stacks
     assert " in waits_for_the_input\n" in stacks
-    assert "hpcprof: rank 3: no Python thread has moved for 2 s; " in done.stderr
-    assert not (run_dir / "ranks/00003/spans.bin").exists()
+    assert f"hpcprof: rank 3: {said}" in done.stderr
+    spans = run_dir / "ranks/00003/spans.bin"
+    assert spans.exists() == hooks
+    assert len(annotated.steps(spans.parent) if hooks else ()) == steps
     assert launching.manifest(run_dir)["exit_code"] == 7
 
 
