@@ -47,18 +47,18 @@ def new_training_record() -> dict[str, Any]:
         "variables": [],  # {"name", "shape", "dtype", "bytes", "role", "trainable"}
         "batch_size": None,  # leading dimension of the first batch, of this rank
         "first_batches": [],  # digests of the first batches' content, first one first
-        # {"size", "rank", "compression", "backends", "settings": {"HOROVOD_FUSION_THRESHOLD": …}} and
-        # how often each was called at Python level, at trace time for what is inside a tf.function:
-        # gradients, allreduces, scalars, gathers, broadcasts, optimizers, tapes. None: Horovod was
-        # never initialised
+        # {"size", "rank", "compression", "backends", "settings": {"HOROVOD_FUSION_THRESHOLD": …}},
+        # and how often each was called at Python level, at trace time for what is inside a
+        # tf.function: gradients, allreduces, scalars, gathers, broadcasts, optimizers, tapes.
+        # None: Horovod was never initialised
         "horovod": None,
         "callbacks": [],  # class names, of Keras's fit
         "profile_batch": None,  # of a TensorBoard callback that profiles
         "traces": {},  # training function → how often it was traced
         "eager_steps": 0,  # updates made outside any tf.function
         "steps": 0,  # that have ended when this was written
-        # {"step", "variable", "value"}: the same variables at some steps; the value is a digest, the
-        # norm and four sums that are linear in the numbers (guards_digests)
+        # {"step", "variable", "value"}: the same variables at some steps; the value is a digest,
+        # the norm and four sums that are linear in the numbers (guards_digests)
         "checksums": [],
         # *_OPS → names of operations of the graphs, without their types; INPUT_OPS: of tf.data
         "op_origins": {},
