@@ -21,7 +21,7 @@
 
 All classes together are the allocator's own number, to the byte. Outside of it are CUDA's context,
 the buffers of cuDNN and NCCL, and what other processes have. Wrong can be: a batch or a constant
-that has a variable's size by chance; what XLA compiled, whose temporary memory is one block
+that has a variable's size by chance. What XLA compiled takes its memory as one block without a name
 (unclassified).
 """
 
@@ -281,7 +281,7 @@ def _new(row: Any, variables: _Variables, *, outlives: bool) -> str:
         c.FORWARD: FEATURE_MAPS,
         c.OPTIMIZER: WORKSPACE,
         c.INPUT: OTHER,
-    }.get(row.phase, UNCLASSIFIED if row.op else OTHER)
+    }.get(row.phase, UNCLASSIFIED)
 
 
 def _is_fusion_buffer(row: Any, size: int) -> bool:

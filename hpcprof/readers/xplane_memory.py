@@ -15,11 +15,15 @@ import pandas as pd
 from hpcprof.readers.op_names import classify
 from hpcprof.readers.xplane_file import Ints, Plane
 from hpcprof.readers.xplane_nesting import background_runs, operations
+from hpcprof.trace.columns import COMPUTE_PHASE, INPUT
 from hpcprof.trace.memory import BLOCK_COLUMNS, LEVEL_COLUMNS, MemoryRecord
 from hpcprof.trace.model import Training
 
 _TAKEN, _GIVEN_BACK = "MemoryAllocation", "MemoryDeallocation"
 _NO_OP = "(null)"
+_WHOLE_FUNCTION = "__"  # "__inference_train_17": compiled by XLA, it runs as one operation
+# made to receive what another device sends: the batch from the host, before all else
+_RECEIVED = "dynamic"
 
 
 def read_memory(plane: Plane, training: Training | None) -> MemoryRecord:
@@ -49,7 +53,7 @@ def read_memory(plane: Plane, training: Training | None) -> MemoryRecord:
         op = str(event.get("tf_op", ""))
         block = _block(event, time, is_older=False)
         block["op"] = "" if op == _NO_OP else op
-        block["phase"] = phases.get(op, "")
+        block["phase"] = INPUT if event.get("region_type") == _RECEIVED else phases.get(op, "")
         block["op_end_ns"] = around.end_ns[row]
         block["is_background"] = int(event.get("id", 0)) in background
         live[key] = block
@@ -105,7 +109,9 @@ def _phases(plane: Plane, stats: list[dict[str, Any]], training: Training | None
         if op != _NO_OP:
             names.setdefault(op, f"{op}:")
     classes = classify(names.values(), training)
-    return {path: each.phase for path, each in zip(names, classes, strict=True)}
+    phases = {path: each.phase for path, each in zip(names, classes, strict=True)}
+    whole = {path: COMPUTE_PHASE for path in names if path.startswith(_WHOLE_FUNCTION)}
+    return {**phases, **whole}
 
 
 def _block(event: dict[str, Any], start_ns: int, *, is_older: bool) -> dict[str, Any]:

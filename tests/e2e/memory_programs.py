@@ -52,7 +52,7 @@ class Steps(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.step.__exit__(None, None, None)
 
-@tf.function
+@tf.function(jit_compile=kind == "compiled mlp")
 def train(x, y):
     with tf.GradientTape() as tape:
         value = loss(y, model(x, training=True))

@@ -34,6 +34,9 @@ def splits(
         "twice the batch": lambda run: split(keras3, run, "cnn", CNN, batch=64, optimizer="sgd"),
         "loop": lambda run: split(keras2, run, "mlp", wide, batch=4096, optimizer="adam"),
         "other loop": lambda run: split(keras3, run, "mlp", narrow, batch=2048, optimizer="adam"),
+        "compiled": lambda run: split(
+            keras3, run, "compiled mlp", wide, batch=4096, optimizer="adam"
+        ),
         "late": lambda run: split(keras2, run, "cnn", CNN, batch=32, optimizer="adam", steps="2-4"),
     }
 
@@ -93,6 +96,17 @@ def test_feature_maps_are_those_computed_by_hand(
     assert found.bytes_by_class[m.FEATURE_MAPS] == pytest.approx(batch * sum(units) * 4, rel=0.05)
     shown = [tensor.nbytes for tensor in found.largest if tensor.kind == m.FEATURE_MAPS]
     assert shown[:3] == sorted((batch * unit * 4 for unit in units), reverse=True)
+
+
+def test_what_xla_compiled_is_said_not_to_be_known_and_the_variables_still_are(
+    splits: Splits,
+) -> None:
+    found, weights, optimizer = splits("compiled")
+    assert sum(found.bytes_by_class.values()) == found.total_bytes
+    assert found.unclassified_frac > 0.5
+    assert found.bytes_by_class[m.FEATURE_MAPS] < 0.05 * found.total_bytes
+    assert found.bytes_by_class[m.WEIGHTS] == pytest.approx(weights, rel=0.01)
+    assert found.bytes_by_class[m.OPTIMIZER_STATE] == pytest.approx(optimizer, rel=0.01)
 
 
 def test_a_recording_that_begins_late_finds_the_same_without_having_seen_the_variables(

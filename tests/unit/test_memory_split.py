@@ -187,9 +187,9 @@ def test_too_little_for_the_variables_is_unclassified_and_not_guessed() -> None:
     assert found.unclassified_frac == pytest.approx(WEIGHT / (WEIGHT + 900))
 
 
-def test_the_memory_of_a_compiled_cluster_is_unclassified() -> None:
-    blocks = _variables(Blocks())
-    blocks.add(2100, 2200, 900, op="cluster_0", phase=c.COMPUTE_PHASE)
+@pytest.mark.parametrize(("op", "phase"), [("cluster_0", c.COMPUTE_PHASE), ("", "")])
+def test_the_memory_of_a_compiled_cluster_is_unclassified(op: str, phase: str) -> None:
+    blocks = _variables(Blocks()).add(2100, 2200, 900, op=op, phase=phase)
     assert _parts(_split(blocks))[m.UNCLASSIFIED] == 900
 
 

@@ -89,6 +89,19 @@ def test_what_tf_data_makes_is_known_by_its_run(tmp_path: Path) -> None:
     assert _read(file, tmp_path).blocks["is_background"].tolist() == [True, False]
 
 
+def test_what_receives_the_batch_is_input_whatever_it_is_named(tmp_path: Path) -> None:
+    file = XPlaneFile()
+    stats = {"tf_op": "SameWorkerRecvDone", "region_type": "dynamic"}
+    _Allocator(file.plane()).take(10, 5, 256, **stats)
+    assert _read(file, tmp_path).blocks["phase"].tolist() == [c.INPUT]
+
+
+def test_a_whole_function_is_in_no_phase_of_a_step(tmp_path: Path) -> None:
+    file = XPlaneFile()
+    _Allocator(file.plane()).take(10, 5, 256, tf_op="__inference_train_17")
+    assert _read(file, tmp_path).blocks["phase"].tolist() == [c.COMPUTE_PHASE]
+
+
 def test_levels_are_the_allocators_own(tmp_path: Path) -> None:
     file = XPlaneFile()
     _Allocator(file.plane(), allocated=1000).take(10, 5, 256).give_back(50, 5, 256)
