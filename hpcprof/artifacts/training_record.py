@@ -64,5 +64,8 @@ def new_training_record() -> dict[str, Any]:
         "op_origins": {},
         "op_steps": None,  # steps whose operations were named: "10-29"; else why not
         "tf_steps": None,  # steps that tf.profiler recorded; else why not
+        # device ("GPU:0") → [step, bytes given away, most bytes so far] after some steps; devices
+        # that do not count are not there
+        "memory": {},
         "warnings": [],
     }
