@@ -248,7 +248,8 @@ def _before_other_starts(give_way: Callable[[], None]) -> Callable[[], None]:
     holders = [
         module
         for name, module in list(sys.modules.items())
-        if name.startswith("tensorflow") and vars(module).get("start") is original
+        if name.startswith("tensorflow")
+        and getattr(module, "__dict__", {}).get("start") is original
     ]
     for module in holders:
         vars(module)["start"] = start
