@@ -52,7 +52,7 @@ def why_too_few(busy: BusySteps, steps: int) -> str:
     if busy.are_too_many:
         left_out, left = len(busy.steps), busy.left
         return (
-            f"nsys was starting, stopping or writing in {left_out} of {left_out + left} "
+            f"a profiler was starting, stopping or writing in {left_out} of {left_out + left} "
             f"comparable steps; the other {left} say too little"
         )
     if steps < MIN_STEPS:

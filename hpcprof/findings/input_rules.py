@@ -56,8 +56,8 @@ def all_ranks_wait_for_input(results: RunResults) -> Iterator[Finding]:
 def input_not_assessed(results: RunResults) -> Iterator[Finding]:
     """Nobody knows whether the input keeps up: too few steps, or no wait for it was ever marked.
 
-    Fires: fewer than 5 comparable steps, also on a single rank; nsys was starting, stopping or
-    writing in more steps than are left, and fewer than 20 are left; a training without phase input.
+    Fires: fewer than 5 comparable steps, also on a single rank; a profiler was starting, stopping
+    or writing in more steps than are left, and fewer than 20 are left; no phase input.
     Stays quiet: whenever the input could be judged, also when it keeps up.
     """
     reason = why_too_few(results.busy, results.phase_times.steps)

@@ -10,7 +10,7 @@ _MARK_STEPS = (
 )
 _UNDISTURBED = (
     "run more steps, or record fewer of them (profile.steps), so that at least 20 are left in "
-    "which nsys does not start, stop or write"
+    "which no profiler starts, stops or writes"
 )
 
 

@@ -97,8 +97,8 @@ def test_a_verdict_on_too_few_undisturbed_steps_is_not_made():
     verdict = stragglers(disturbed, nodes)
     assert (verdict.status, verdict.found) == ("insufficient", ())
     assert verdict.reason == (
-        "nsys was starting, stopping or writing in 30 of 40 comparable steps; the other 10 say "
-        "too little"
+        "a profiler was starting, stopping or writing in 30 of 40 comparable steps; the other 10 "
+        "say too little"
     )
     enough = across_ranks(frames(3, steps=40, extra_ms={(1, "input"): 90.0}), 3, range(20))
     assert [found.ranks for found in stragglers(enough, nodes).found] == [(1,)]

@@ -106,8 +106,8 @@ def test_with_too_few_other_steps_nothing_is_said_of_ranks_and_transfer(tmp_path
     (found,) = [f for f in record["findings"] if f["rule"] == "stragglers-not-assessed"]
     assert (found["status"], found["message"]) == (
         "insufficient",
-        "whether a rank is late cannot be said: nsys was starting, stopping or writing in 32 of "
-        "39 comparable steps; the other 7 say too little",
+        "whether a rank is late cannot be said: a profiler was starting, stopping or writing in 32 "
+        "of 39 comparable steps; the other 7 say too little",
     )
     assert record["interconnect"]["transfer_ns"] is None
 
@@ -131,7 +131,7 @@ def test_two_steps_beside_a_report_that_was_written_do_not_judge_the_input(tmp_p
     text = " ".join(render_text(build_document(record)).split())
     assert "step unknown: too few steps could be compared across ranks" in text
     assert (
-        "whether the input keeps up: nsys was starting, stopping or writing in 58 of 60 "
+        "whether the input keeps up: a profiler was starting, stopping or writing in 58 of 60 "
         "comparable steps; the other 2 say too little"
     ) in text.split("not measured")[1]
 

@@ -209,8 +209,8 @@ def test_beside_steps_in_which_nsys_was_at_work_a_short_rest_is_no_judge_of_the_
     assert found["input-not-assessed"] == (
         *("info", "not_collected"),
         "how long a step takes and where it goes, what the transfer takes, and whether the input "
-        "keeps up: nsys was starting, stopping or writing in 32 of 39 comparable steps; the other "
-        "7 say too little",
+        "keeps up: a profiler was starting, stopping or writing in 32 of 39 comparable steps; the "
+        "other 7 say too little",
     )
     assert not any("input" in text for text in healthy(run, find(run)))
 
