@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Callable
 
 from hpcprof.annotate import (
+    device_memory,
     guards,
     nvtx_recorder,
     op_ranges,
@@ -58,7 +59,7 @@ class Session:
             op_ranges.wanted(),
             tf_profiler.wanted(self._record_busy),
         )
-        seeing = (guards.wanted(), training_seen.wanted())
+        seeing = (guards.wanted(), training_seen.wanted(), device_memory.wanted())
         self._followers = [each for each in (*recording, *seeing) if each is not None]
         self._flush_recorder = nvtx_recorder.flusher()
         self._progress = watchdog.Progress(self.last_beacon_ns)

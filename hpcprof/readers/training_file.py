@@ -107,6 +107,15 @@ def _texts_of_each(value: Any) -> dict[str, tuple[str, ...]]:
     return {key: _texts(each) for key, each in _mapping(value).items()}
 
 
+def _samples_of_each(value: Any) -> dict[str, tuple[tuple[int, int, int], ...]]:
+    return {key: tuple(map(_sample, _list(each))) for key, each in _mapping(value).items()}
+
+
+def _sample(value: Any) -> tuple[int, int, int]:
+    step, current, peak = _list(value)
+    return _count(step), _count(current), _count(peak)
+
+
 def _layers(value: Any) -> tuple[str, ...]:
     return tuple(_text(each["name"]) for each in _list(value))
 
@@ -155,5 +164,6 @@ _FIELDS: dict[str, _Read] = {
     "op_steps": _text,
     "tf_steps": _text,
     "op_origins": _texts_of_each,
+    "memory": _samples_of_each,
     "warnings": _texts,
 }

@@ -79,6 +79,7 @@ class Training:
 
     None, (), {} and 0 where nobody looked, or could. ``steps``: that had ended at the last look.
     ``variables``: (name, bytes, role, is trainable). ``checksums``: (step, variable, value).
+    ``memory``: per device (step, bytes given away then, most bytes until then).
     """
 
     steps: int = 0
@@ -103,6 +104,7 @@ class Training:
     eager_steps: int = 0
     checksums: tuple[tuple[int, str, str], ...] = ()
     op_origins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    memory: Mapping[str, tuple[tuple[int, int, int], ...]] = field(default_factory=dict)
     op_steps: str | None = None
     tf_steps: str | None = None
     warnings: tuple[str, ...] = ()

@@ -15,11 +15,12 @@ from hpcprof.trace.model import Training
 from tests.unit import annotated
 
 # arguments: model, its sizes, batch size, optimizer. The last line names the variables
+# and what the memory was after each step
 PROGRAM = """
 import json, sys
 import tensorflow as tf
 from hpcprof import annotate
-from hpcprof.annotate import tf_profiler
+from hpcprof.annotate import tf_profiler, training_notes
 
 # one thread: the same order of operations in every step
 tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -77,17 +78,21 @@ state = optimizer.variables if not callable(optimizer.variables) else optimizer.
 variables = [told(v, "weight", id(v) in trainable) for v in model.variables]
 variables += [told(v, "optimizer", False) for v in state]
 annotate.close()
-print(json.dumps(variables))
+print(json.dumps({"variables": variables, "memory": training_notes.seen("memory")}))
 """
 WHOLE = "0-5"  # the recording starts before the model is built
 
 
 class Split(NamedTuple):
-    """What was found, and what the training says of its own variables, in bytes."""
+    """What was found, and what the training says of its own variables, in bytes.
+
+    ``samples``: step, bytes given away, most so far, as TensorFlow was asked after its steps.
+    """
 
     found: MemorySplit
     weights: int
     optimizer: int
+    samples: tuple[tuple[int, int, int], ...]
 
 
 def split(
@@ -120,7 +125,8 @@ def split(
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    variables = tuple((*each,) for each in json.loads(done.stdout.splitlines()[-1]))
+    told = json.loads(done.stdout.splitlines()[-1])
+    variables = tuple((*each,) for each in told["variables"])
     training = Training(variables=variables, optimizer_scopes=(optimizer,))
     folder = paths.tf_profile(annotated.RANK)
     record, marked = read_tf_memory(folder, annotated.RANK, training)
@@ -129,4 +135,5 @@ def split(
         role: sum(nbytes for _, nbytes, of, _ in variables if of == role)
         for role in ("weight", "optimizer")
     }
-    return Split(found, sums["weight"], sums["optimizer"])
+    samples = tuple((*each,) for each in told["memory"]["CPU:0"])
+    return Split(found, sums["weight"], sums["optimizer"], samples)

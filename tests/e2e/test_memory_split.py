@@ -63,10 +63,18 @@ def test_the_parts_are_the_allocators_own_peak(splits: Splits, model: str) -> No
 def test_weights_and_optimizer_state_are_what_the_training_says_of_them(
     splits: Splits, model: str
 ) -> None:
-    found, weights, optimizer = splits(model)
+    found, weights, optimizer, _ = splits(model)
     assert found.bytes_by_class[m.WEIGHTS] == pytest.approx(weights, rel=0.01)
     assert found.bytes_by_class[m.OPTIMIZER_STATE] == pytest.approx(optimizer, rel=0.01)
     assert optimizer == pytest.approx(2 * weights, rel=0.01)  # Adam
+
+
+def test_without_a_profiler_the_peak_is_known_after_every_step(splits: Splits) -> None:
+    found, weights, optimizer, samples = splits("keras 2")
+    assert [step for step, _, _ in samples] == [0, 1, 2, 3, 4, 5]
+    assert [peak for _, _, peak in samples] == sorted(peak for _, _, peak in samples)
+    assert samples[-1][2] == found.peak_bytes
+    assert all(weights + optimizer < current < peak for _, current, peak in samples)
 
 
 def test_twice_the_batch_doubles_feature_maps_and_leaves_weights(splits: Splits) -> None:
@@ -101,7 +109,7 @@ def test_feature_maps_are_those_computed_by_hand(
 def test_what_xla_compiled_is_said_not_to_be_known_and_the_variables_still_are(
     splits: Splits,
 ) -> None:
-    found, weights, optimizer = splits("compiled")
+    found, weights, optimizer, _ = splits("compiled")
     assert sum(found.bytes_by_class.values()) == found.total_bytes
     assert found.unclassified_frac > 0.5
     assert found.bytes_by_class[m.FEATURE_MAPS] < 0.05 * found.total_bytes
@@ -112,7 +120,7 @@ def test_what_xla_compiled_is_said_not_to_be_known_and_the_variables_still_are(
 def test_a_recording_that_begins_late_finds_the_same_without_having_seen_the_variables(
     splits: Splits,
 ) -> None:
-    late, weights, optimizer = splits("late")
+    late, weights, optimizer, _ = splits("late")
     whole = splits("keras 2").found
     assert (late.status, whole.status) == (m.OK, m.OK)
     assert late.older_bytes > weights + optimizer

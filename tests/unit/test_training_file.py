@@ -45,6 +45,7 @@ WHOLE = {
     "eager_steps": 3,
     "steps": 60,
     "checksums": [{"step": 1, "variable": "a/kernel:0", "value": "d 1 0 0 0 0"}],
+    "memory": {"GPU:0": [[0, 512, 1024], [1, 600, 1024]]},
     "op_steps": "10-29",
     "warnings": ["something"],
 }
@@ -69,6 +70,7 @@ READ = Training(
     traces={"train_function": 2},
     eager_steps=3,
     checksums=((1, "a/kernel:0", "d 1 0 0 0 0"),),
+    memory={"GPU:0": ((0, 512, 1024), (1, 600, 1024))},
     op_steps="10-29",
     warnings=("something",),
 )
@@ -151,6 +153,8 @@ def test_a_file_that_is_damaged_or_foreign_is_told(tmp_path: Path, content: str,
         ("checksums", [{"step": 1, "variable": "a", "value": 7}]),
         ("traces", {"f": None}),
         ("op_origins", {"backward": "MatMul"}),
+        ("memory", {"GPU:0": [[1, 2]]}),
+        ("memory", {"GPU:0": [[1, 2, -3]]}),
     ],
 )
 def test_a_field_that_makes_no_sense_costs_that_field_only(
