@@ -94,7 +94,12 @@ def _training(training: Training) -> dict[str, Any]:
         *("steps_by", "versions", "hooks", "strategy", "replicas", "optimizer", "batch_size"),
         *("input_not_separable", "phases_not_separable", "op_steps", "tf_steps", "warnings"),
     )
-    return {name: getattr(training, name) for name in names}
+    peaks = {
+        device: max(peak for _step, _given_away, peak in samples)
+        for device, samples in training.memory.items()
+        if samples
+    }
+    return {**{name: getattr(training, name) for name in names}, "memory_peak_bytes": peaks}
 
 
 def _finding(finding: Finding) -> dict[str, Any]:

@@ -18,8 +18,14 @@ _MAX_ROWS = 64
 
 
 def memory_facts(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """One line about the fullest device; none where nobody watched."""
-    splits = _judged(record)
+    """The most that was given away, and one line about the fullest device that was watched."""
+    splits, peaks = _judged(record), _peaks(record)
+    if peaks:
+        most = max(peaks, key=lambda peak: peak[2])
+        text = f"at most {nbytes(most[2])} given away (rank {most[0]}, {most[1]})"
+        if len(peaks) > 1:
+            text += f"; on the emptiest of {len(peaks)} devices {nbytes(min(p[2] for p in peaks))}"
+        yield "memory", text
     if not splits:
         return
     fullest = _fullest(splits)
@@ -29,7 +35,8 @@ def memory_facts(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
         for kind, size in _by_size(fullest)[:_MOST_CLASSES]
     )
     where = f"rank {fullest['rank']}, {fullest['allocator']}, step {fullest['step']}"
-    yield "memory", f"{nbytes(fullest['total_bytes'])}{of} at the peak ({where}): {shares}"
+    label = "" if peaks else "memory"
+    yield label, f"{nbytes(fullest['total_bytes'])}{of} at the peak ({where}): {shares}"
     for note in _doubts(fullest):
         yield "", note
 
@@ -43,7 +50,9 @@ def memory_not_measured(record: dict[str, Any]) -> Iterator[str]:
 
 
 def memory_tables(record: dict[str, Any]) -> Iterator[Table]:
-    """All devices by class, and the largest blocks of the fullest one."""
+    """The most of each device, all watched ones by class, the largest blocks of the fullest one."""
+    if _peaks(record):
+        yield _peak_table(record)
     splits = _judged(record)
     if not splits:
         return
@@ -74,6 +83,25 @@ def memory_tables(record: dict[str, Any]) -> Iterator[Table]:
     heads = ("rank", "allocator", "step", "given away", "limit", *kinds)
     yield Table("memory at the peak", heads, rows, note, text_columns=(0, 1))
     yield _largest_table(_fullest(splits))
+
+
+def _peaks(record: dict[str, Any]) -> list[tuple[int, str, int]]:
+    """(rank, device, most bytes that TensorFlow had given away) of every device that told."""
+    return [
+        (info["rank"], device, peak)
+        for info in record["quality"]["ranks"]
+        for device, peak in ((info.get("training") or {}).get("memory_peak_bytes") or {}).items()
+    ]
+
+
+def _peak_table(record: dict[str, Any]) -> Table:
+    peaks = _peaks(record)
+    rows = tuple((str(rank), device, nbytes(peak)) for rank, device, peak in peaks[:_MAX_ROWS])
+    note = "The most that TensorFlow's allocator had given away until the last look at it."
+    if len(peaks) > _MAX_ROWS:
+        note += f" The first {_MAX_ROWS} of {len(peaks)} devices are shown."
+    heads = ("rank", "device", "given away at most")
+    return Table("memory of each device", heads, rows, note, text_columns=(0, 1))
 
 
 def _largest_table(split: dict[str, Any]) -> Table:

@@ -22,6 +22,7 @@ from hpcprof.analyses.memory_split import (
 )
 from hpcprof.reports.document import build_document
 from hpcprof.reports.findings_record import findings_record
+from hpcprof.trace.model import Training
 from tests.unit.results_builder import results
 
 pytestmark = pytest.mark.unit
@@ -44,8 +45,14 @@ def split(**given):
     return replace(known, **given)
 
 
-def document(memory):
-    record = findings_record(results(memory=memory), [], [])
+def document(memory, trainings=()):
+    run = results(memory=memory)
+    infos = [
+        replace(info, training=training)
+        for info, training in zip(run.ranks, trainings, strict=False)
+    ]
+    run = replace(run, ranks=(*infos, *run.ranks[len(infos) :]))
+    record = findings_record(run, [], [])
     as_read = json.loads(json.dumps(record, allow_nan=False))
     schema = Path(hpcprof.__file__).parent / "reports" / "findings.schema.json"
     jsonschema.validate(as_read, json.loads(schema.read_text(encoding="utf-8")))
@@ -94,6 +101,27 @@ def test_memory_that_could_not_be_divided_is_not_measured_and_has_no_number():
         "not measured",
         "what fills the memory of rank 3 (GPU_0_bfc): no step was watched",
     ) in made.remarks
+
+
+def test_the_most_of_every_device_is_told_without_any_profiler():
+    seen = [
+        Training(memory={"GPU:0": ((1, 2 * GB, 3 * GB), (40, 2 * GB, peak * GB))})
+        for peak in (5, 7)
+    ]
+    made = document({}, [*seen, Training()])
+    assert dict(made.facts)["memory"] == (
+        "at most 7 GB given away (rank 1, GPU:0); on the emptiest of 2 devices 5 GB"
+    )
+    table = tables(made)["memory of each device"]
+    assert table.rows == (("0", "GPU:0", "5 GB"), ("1", "GPU:0", "7 GB"))
+    both = document({0: (split(),)}, seen)
+    labels = [label for label, _ in both.facts]
+    assert labels.count("memory") == 1
+    assert list(tables(both))[:3] == [
+        "memory of each device",
+        "memory at the peak",
+        "largest blocks at the peak",
+    ]
 
 
 def test_without_anybody_who_watched_nothing_is_said():
