@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from typing import Any, Callable, Iterator
 
 from hpcprof.annotate import session, training_notes
@@ -22,10 +23,18 @@ _PARTS_OF_COMPUTE = frozenset(("compute", "forward", "backward", "allreduce", "o
 
 _is_left_to_script = False
 _is_paused = False
-_hushed = 0  # how many calls are under way inside which hooks of loops are silent
 _script_phases: set[str] = set()
 _is_closing_watched = False  # so that what is open then ends
 _finish: list[Callable[[], None]] = []  # what ends the step that a loop has open
+
+
+class _Hushed(threading.local):
+    """How many calls this thread makes inside which hooks of loops are silent."""
+
+    depth = 0
+
+
+_hushed = _Hushed()
 
 
 def is_on() -> bool:
@@ -99,18 +108,17 @@ def end_with(finish: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def hush() -> Iterator[None]:
-    """Within this the hooks of loops are silent: what runs is told of as a whole."""
-    global _hushed
-    _hushed += 1
+    """Within this the hooks of loops are silent in this thread: what runs is told of as a whole."""
+    _hushed.depth += 1
     try:
         yield
     finally:
-        _hushed -= 1
+        _hushed.depth -= 1
 
 
 def is_hushed() -> bool:
-    """Whether a call is under way that is told of as a whole."""
-    return _hushed > 0
+    """Whether this thread is in a call that is told of as a whole."""
+    return _hushed.depth > 0
 
 
 def is_training_process() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hpcprof.annotate import automatic
-from hpcprof.annotate.hooks import loops
+from hpcprof.annotate.hooks import watching
 from hpcprof.annotate.hooks.patching import Function, patch
 from hpcprof.annotate.hooks.registry import NotForThisVersion
 from hpcprof.artifacts import node_time, span_format
@@ -37,9 +37,9 @@ def _saving(original: Function) -> Function:
     def save(*args: Any, **kwargs: Any) -> Any:
         global _is_saving
         # in a thread of its own (a saver in the background), it keeps no step waiting
-        if _is_saving or not automatic.may_mark() or not loops.is_training_thread():
+        if _is_saving or not automatic.may_mark() or not watching.is_training_thread():
             return original(*args, **kwargs)
-        loops.interrupt()
+        watching.interrupt()
         start = _now()
         _is_saving = True
         try:

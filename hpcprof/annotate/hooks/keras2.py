@@ -20,8 +20,6 @@ def attach(module: Any) -> None:
 
 
 def _why_whole(model: Any) -> str | None:
-    if getattr(model, "_cluster_coordinator", None) is not None:
-        return "a cluster coordinator runs the steps"
     if getattr(model, "autotune_steps_per_execution", False):
         return "steps_per_execution is found by Keras"
     updates = steps_per_execution(model)

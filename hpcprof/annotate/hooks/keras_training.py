@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import functools
 import importlib
+import threading
 from typing import Any, Callable, NamedTuple
 
 from hpcprof.annotate import automatic, training_notes, training_seen
-from hpcprof.annotate.hooks import loops
+from hpcprof.annotate.hooks import loops, watching
 from hpcprof.annotate.hooks.patching import Function, patch
 from hpcprof.annotate.seen_objects import is_compiled, steps_per_execution
 from hpcprof.annotate.session import Session
@@ -62,12 +63,15 @@ class OneBatch:
         return self._batch.get_value()
 
 
-class _Running:
-    """Calls of Keras under way, of whichever model."""
+class _Running(threading.local):
+    """Calls of Keras that this thread is in, of whichever model."""
 
     fits = 0
     evaluations = 0
     is_in_step = False  # an overridden training function may call the one it overrides
+
+
+_running = _Running()
 
 
 def attach(model_class: Any, flavor: Flavor) -> None:
@@ -102,14 +106,14 @@ def _fitting(original: Function, model_class: Any, flavor: Flavor) -> Function:
         if not automatic.may_look():
             return original(model, *args, **kwargs)
         automatic.safely(_hook_overridden, type(model), model_class, flavor)
-        loops.interrupt()
+        watching.interrupt()
         training_seen.saw_callbacks(kwargs.get("callbacks"))
-        _Running.fits += 1
+        _running.fits += 1
         try:
             with automatic.hush():
                 return original(model, *args, **kwargs)
         finally:
-            _Running.fits -= 1
+            _running.fits -= 1
 
     return fit
 
@@ -126,16 +130,16 @@ def _hook_overridden(cls: Any, model_class: Any, flavor: Flavor) -> None:
 
 def _beside_steps(original: Function, name: str) -> Function:
     def call(model: Any, *args: Any, **kwargs: Any) -> Any:
-        if _Running.evaluations or not automatic.may_mark():
+        if _running.evaluations or not automatic.may_mark():
             return original(model, *args, **kwargs)
-        loops.interrupt()
-        _Running.evaluations += 1
+        watching.interrupt()
+        _running.evaluations += 1
         start = _now()
         try:
             with automatic.hush():
                 return original(model, *args, **kwargs)
         finally:
-            _Running.evaluations -= 1
+            _running.evaluations -= 1
             kind = span_format.KIND_PHASE if name == "eval" else span_format.KIND_HOST
             automatic.record_beside_steps(name, start, _now(), kind)
 
@@ -169,12 +173,12 @@ class _TrainingFunction:
         """A plain function, as Keras's is: models are copied."""
 
         def train_function(*args: Any, **kwargs: Any) -> Any:
-            if _Running.is_in_step or not automatic.may_look():
+            if _running.is_in_step or not automatic.may_look():
                 return self._function(*args, **kwargs)
             training_seen.saw_model(self._model)
-            if not automatic.may_mark():
+            if not automatic.may_mark() or self._is_coordinated():
                 return self._function(*args, **kwargs)
-            if not _Running.fits:
+            if not _running.fits:
                 return loops.training_call(self._function, args, kwargs)
             current = automatic.marking_session()
             if current is None:
@@ -183,6 +187,13 @@ class _TrainingFunction:
 
         setattr(train_function, _OURS, self._function)
         return train_function
+
+    def _is_coordinated(self) -> bool:
+        """Whether a call only hands the step to other processes: then nothing is seen of it."""
+        if getattr(self._model, "_cluster_coordinator", None) is None:
+            return False
+        training_notes.warn("a cluster coordinator runs the steps elsewhere: none are seen here")
+        return True
 
     def _step(self, current: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         on_batch = self._divided(args, kwargs)
@@ -207,21 +218,25 @@ class _TrainingFunction:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        step = automatic.AutomaticStep(current, start_ns)
-        _Running.is_in_step = True
+        try:
+            step = automatic.AutomaticStep(current, start_ns)
+        except Exception as error:
+            automatic.give_up(error)
+            return function(*args, **kwargs)
+        _running.is_in_step = True
         try:
             with automatic.range_of(current, "phase compute"):
                 begin = _now()
                 result = function(*args, **kwargs)
                 end = _now()
         except BaseException:
-            step.cancel()
+            automatic.safely(step.cancel)
             raise
         finally:
-            _Running.is_in_step = False
+            _running.is_in_step = False
         automatic.record_phase(current, "compute", begin, end)
         automatic.safely(self._note)
-        step.end(end, self._updates)
+        automatic.safely(step.end, end, self._updates)
         return result
 
     def _divided(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Function | None:

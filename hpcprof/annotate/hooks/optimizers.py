@@ -61,10 +61,7 @@ def _applying(original: Function) -> Function:
         training_seen.saw_optimizer(optimizer)
         _within.update = True
         try:
-            if loops.executes_eagerly():
-                return loops.eager_update(original, (optimizer, *args), kwargs)
-            loops.saw_update_in_graph()
-            return original(optimizer, *args, **kwargs)
+            return loops.update(original, (optimizer, *args), kwargs)
         finally:
             _within.update = False
 
