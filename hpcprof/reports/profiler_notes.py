@@ -122,6 +122,12 @@ def _overhead(cost: dict[str, Any], words: tuple[str, str, str]) -> Iterator[str
             f"by {percent(cost['drift_frac'])} themselves"
         )
         return
+    if cost["overhead_frac_ci"][1] < 0:
+        yield (
+            f"{words[2]} cannot be told here: the recorded steps are shorter than those around "
+            f"them ({percent(frac)}), so that something else made the difference"
+        )
+        return
     text = (
         f"{words[0]} {'+' if frac > 0 else ''}{percent(frac)} of a step "
         f"{percent_interval(*cost['overhead_frac_ci'])} (95 % interval; {cost['inside']} of the "

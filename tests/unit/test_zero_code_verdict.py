@@ -315,6 +315,17 @@ def test_a_cost_that_is_smaller_than_the_change_over_the_run_is_not_told(tmp_pat
     assert "+" not in note
 
 
+def test_steps_that_are_shorter_with_naming_are_no_negative_cost(tmp_path):
+    def faster_in_window(_rank, _phase, step):
+        return 0.0 if step in WINDOW else 40.0
+
+    run = results(write_traces(tmp_path, extra_in_step_ms=faster_in_window))
+    assert run.naming_overhead["nvtx"].overhead_frac == pytest.approx(-40 / 150.4, rel=0.01)
+    _, document = report(run)
+    (note,) = [text for label, text in document.facts if label == "profiler"]
+    assert "cannot be told here: the recorded steps are shorter than those around them" in note
+
+
 def test_what_operations_started_on_a_gpu_is_told_by_phase(tmp_path):
     extra = {(1, c.BACKWARD): 30.0}
     store = write_traces(tmp_path, ranks=2, extra_ms=extra, on_gpu=True)
