@@ -27,7 +27,7 @@ STEPS = 32
 FIRST, LAST = 8, 27  # recorded in detail
 WINDOW = f"{FIRST}-{LAST}"
 # milliseconds, far enough apart that one cannot be taken for another
-FAULTS = {"input": 20, "forward": 40, "backward": 70, "optimizer": 50}
+FAULTS = {"input": 20, "forward": 60, "backward": 100, "optimizer": 80}
 IN_GRAPH = ("forward", "backward", "optimizer")
 _RUN_SECONDS = 300
 

@@ -3,7 +3,7 @@
 Asked for by the environment:
 
     SLOW_INPUT, SLOW_FORWARD, SLOW_BACKWARD, SLOW_OPTIMIZER   milliseconds in each step
-    SLOW_ALLREDUCE                                            MiB, see horovod_tape.py
+    SLOW_ALLREDUCE                                            see horovod_tape.py
     SLOW_RANK                                                 only this rank (default: all)
     SLOW_STEPS                                                "odd" (default) or "all"
 
