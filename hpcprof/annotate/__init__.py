@@ -21,7 +21,6 @@ __all__ = [
     "close",
     "data",
     "is_active",
-    "keras",
     "now_ns",
     "phase",
     "record_phase",
@@ -47,15 +46,14 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> object:
     """Load the calls at the first one: ``startup`` is imported in Pythons that never make one."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "keras":
+    if name == "keras":  # annotate.keras.Profile() without an import of its own
         from importlib import import_module
 
         return import_module("hpcprof.annotate.keras")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from hpcprof.annotate import calls
 
     for each in __all__:
-        if each != "keras":
-            globals()[each] = getattr(calls, each)
+        globals()[each] = getattr(calls, each)
     return globals()[name]

@@ -147,6 +147,16 @@ def _():
     reader.join()
     return net.learnt()
 
+@case("run_eagerly")
+def _():
+    net = Net()
+    step = tf.function(net.update)
+    tf.config.run_functions_eagerly(True)
+    for x, y in slow_data():
+        step(x, y)
+    tf.config.run_functions_eagerly(False)
+    return net.learnt()
+
 @case("whole_epoch")
 def _():
     net = Net()
@@ -189,13 +199,13 @@ def bare(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, st
 
 def test_weights_are_the_same_bit_for_bit(training: Hooked, bare: dict[str, str]) -> None:
     assert {name: case.digest for name, case in training.cases.items()} == bare
-    assert len(bare) == 10
+    assert len(bare) == 11
 
 
 STEPS = {
     **{"by_hand": 12, "plain": 24, "accumulated": 4, "eager": 12, "fetched_inside": 12},
-    **{"traced_by_hand": 12, "mirrored": 12, "another_thread_reads": 12, "whole_epoch": 3},
-    **{"marked": 12},
+    **{"traced_by_hand": 12, "mirrored": 12, "another_thread_reads": 12, "run_eagerly": 12},
+    **{"whole_epoch": 3, "marked": 12},
 }
 
 
@@ -205,7 +215,10 @@ def test_a_step_is_an_update(training: Hooked) -> None:
     assert numbers == list(range(sum(STEPS.values())))
 
 
-SEPARABLE = ["by_hand", "plain", "eager", "traced_by_hand", "mirrored", "another_thread_reads"]
+SEPARABLE = [
+    *("by_hand", "plain", "eager", "traced_by_hand", "mirrored", "another_thread_reads"),
+    "run_eagerly",
+]
 
 
 @pytest.mark.parametrize("name", [*SEPARABLE, "marked"])
@@ -244,7 +257,7 @@ def test_an_eager_step_has_its_parts(training: Hooked) -> None:
     assert [each.step for each in case.named("backward")] == numbers
     assert [each.step for each in case.named("optimizer")] == numbers
     assert case.named("compute") == []
-    assert training.training["eager_steps"] == 12 + 4  # those applied after an accumulation
+    assert training.training["eager_steps"] == 12 + 4 + 12  # also after accumulations
 
 
 @pytest.mark.parametrize("name", ["fetched_inside", "whole_epoch"])
