@@ -30,7 +30,7 @@ __all__ = [
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from hpcprof.annotate import keras
+    from hpcprof.annotate import keras as keras
     from hpcprof.annotate.calls import (
         beacon,
         close,
