@@ -137,9 +137,13 @@ def _():
 def _():
     net = Net()
     step = tf.function(net.update)
+    other = Net()
+    other.model.compile("sgd", "mse", jit_compile=False)
     def read():
         for _ in data().batch(1):
             pass
+        other.model.evaluate(data().batch(8), verbose=0)
+        other.model.predict(data().batch(8), verbose=0)
     reader = threading.Thread(target=read)
     reader.start()
     for x, y in slow_data():
@@ -281,6 +285,11 @@ def test_batches_of_an_evaluation_are_no_input(training: Hooked) -> None:
     for fetch in fetched:
         for step in case.steps:
             assert fetch.end_ns <= step.start_ns or step.end_ns <= fetch.start_ns
+
+
+def test_what_another_thread_reads_and_evaluates_is_not_of_the_training(training: Hooked) -> None:
+    case = training.cases["another_thread_reads"]
+    assert {each.name for each in case.records} - {"beacon"} == {"input", "compute", "step"}
 
 
 def test_a_checkpoint_lies_beside_the_steps(training: Hooked) -> None:

@@ -130,7 +130,9 @@ def _hook_overridden(cls: Any, model_class: Any, flavor: Flavor) -> None:
 
 def _beside_steps(original: Function, name: str) -> Function:
     def call(model: Any, *args: Any, **kwargs: Any) -> Any:
-        if _running.evaluations or not automatic.may_mark():
+        # in a thread beside the training it keeps no step waiting
+        is_of_training = _running.fits > 0 or watching.is_training_thread()
+        if _running.evaluations or not is_of_training or not automatic.may_mark():
             return original(model, *args, **kwargs)
         watching.interrupt()
         _running.evaluations += 1
