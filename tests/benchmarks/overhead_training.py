@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from hpcprof.annotate import automatic, op_switch
 
-BATCH = 128
+BATCH = 160
 STEPS_PER_EPOCH = 1_000_000  # the blocks say when it is over
 OFF, HOOKS, OP_RANGES, PROFILER = "off", "L0+L1", "L2", "L3"
 
