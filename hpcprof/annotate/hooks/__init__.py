@@ -7,11 +7,12 @@ raised into the training. Off with ``HPCPROF_HOOKS=0``.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 from typing import Any, Callable
 
-from hpcprof.annotate import training_notes, training_seen
+from hpcprof.annotate import automatic, training_notes, training_seen
 from hpcprof.annotate.hooks.registry import HOOKS, Hook, NotForThisVersion
 from hpcprof.artifacts import rank_env
 from hpcprof.artifacts.training_record import ATTACHED, FAILED
@@ -21,14 +22,21 @@ def install() -> None:
     """Attach each hook when its module is imported. Call once, before the first of them is."""
     if os.environ.get(rank_env.HOOKS) == "0":
         return
+    training_seen.begin()
+    atexit.register(_write_what_was_found)
     try:
         register = importlib.import_module("wrapt").register_post_import_hook
     except Exception as error:  # TensorFlow needs it too, so it is there, or something is broken
         training_notes.put(hooks={"all": f"{FAILED}: wrapt cannot be imported: {error!r}"})
         return
-    training_seen.begin()
     for hook in HOOKS:
         register(_attaching(hook), hook.trigger)
+
+
+def _write_what_was_found() -> None:
+    """Say also of a training without a step why there was none; others have said it by now."""
+    if automatic.is_training_process() and not training_notes.seen("steps"):
+        training_notes.write()
 
 
 def _attaching(hook: Hook) -> Callable[[Any], None]:
