@@ -110,7 +110,9 @@ def _self_recorded(
 ) -> Iterator[Recorded]:
     """What the training recorded of itself, source by source; ``tables`` grow meanwhile."""
     paths, record, own, training = known
-    yield read_recorder(paths, record, concat_spans(tables), training, has_nsys=nsys.is_usable)
+    spans = concat_spans(tables)
+    pid = own.pid if own else None
+    yield read_recorder(paths, record, spans, training, has_nsys=nsys.is_usable, pid=pid)
     anchors = _anchors(record, own)
     yield read_profile(paths, record, concat_spans(tables), anchors, training)
 

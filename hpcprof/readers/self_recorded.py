@@ -46,11 +46,12 @@ def read_recorder(
     training: Training | None,
     *,
     has_nsys: bool,
+    pid: int | None,
 ) -> Recorded:
     """The ranges of our own recorder. ``known``: spans with the rank's steps, perhaps none.
 
     Our own ranges are among them only where ``known`` holds no step. With ``has_nsys`` the spans
-    are left out: nsys saw the same.
+    are left out: nsys saw the same. ``pid``: of the process that wrote spans.bin, None without.
     """
     rank = record.info.rank
     path = paths.nvtx_record(rank)
@@ -61,6 +62,10 @@ def read_recorder(
         found = read_nvtx_record(path, rank, training)
     except InputError as error:
         text = str(error).replace(f"{paths.rank_folder(rank)}/", "")
+        return Recorded(empty_spans(), lost(RECORDER, text))
+    if pid is not None and found.pid != pid:
+        # its times would fall into this training's steps, or into none, and nobody would know
+        text = f"nvtx.bin is of process {found.pid} and spans.bin of {pid}: not of one training"
         return Recorded(empty_spans(), lost(RECORDER, text))
     state = _explained(recorder_state(found), training)
     if has_nsys:

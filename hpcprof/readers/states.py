@@ -45,7 +45,7 @@ def spans_state(own: SpanRecords) -> SourceState:
     elif own.torn or own.damaged:
         state, reason = manifest.PARTIAL, own.warnings[0]
     found = SourceState("spans", state, reason, clock_bound_ns=0, warnings=own.warnings)
-    found = with_steps(found, own.spans)
+    found = with_steps(found, own.spans, own.spans)  # behind the last step a model may be saved
     if found.rows and not len(step_numbers(own.spans)):
         found = replace(found, warnings=(*found.warnings, "no step was recorded"))
     return found

@@ -304,6 +304,18 @@ def test_a_foreign_file_is_lost_and_keeps_nothing_else_from_being_read(
     assert len(trace.spans) == 3
 
 
+def test_the_file_of_another_training_is_lost(paths: ArtifactPaths) -> None:
+    paths.spans(RANK).write_bytes(SpanFile(rank=RANK, pid=99).step(BASE, BASE + MS, 0).content)
+    save(paths, ranges())  # its times fit
+    trace = rank(paths)
+    state = trace.rank.sources["recorder"]
+    assert (state.state, state.reason) == (
+        "LOST",
+        "nvtx.bin is of process 4711 and spans.bin of 99: not of one training",
+    )
+    assert set(trace.spans["source"]) == {"hpcprof"}
+
+
 def test_without_a_recorder_it_is_no_source_of_the_rank(paths: ArtifactPaths) -> None:
     manifest(paths, recorder={"name": "none", "reason": "it is not wanted"})
     own_records(paths)

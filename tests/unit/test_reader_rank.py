@@ -190,7 +190,16 @@ def test_a_torn_record_makes_the_rank_partial(paths: ArtifactPaths, tmp_path: Pa
     trace = read(paths, tmp_path)
     assert trace.rank.state == "PARTIAL"
     assert "cut in the middle" in trace.rank.sources["spans"].warnings[0]
-    assert trace.rank.sources["spans"].last_step == 2  # its input phase is there, its end is not
+    assert trace.rank.sources["spans"].last_step == 1  # of 2 the input is there, the end is not
+
+
+def test_what_comes_after_the_last_step_is_no_step(paths: ArtifactPaths, tmp_path: Path) -> None:
+    file = SpanFile(rank=RANK)
+    for step in range(3):
+        file.step(OPENED_MONOTONIC_NS + step * 10, OPENED_MONOTONIC_NS + step * 10 + 9, step)
+    saving = OPENED_MONOTONIC_NS + 30  # the model is saved, on this rank alone
+    paths.spans(RANK).write_bytes(file.phase(saving, saving + 90, "checkpoint", 3).content)
+    assert read(paths, tmp_path).rank.sources["spans"].last_step == 2
 
 
 def test_steps_that_disagree_are_a_warning(paths: ArtifactPaths, tmp_path: Path) -> None:
