@@ -20,10 +20,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from hpcprof.analyses.intervals import Union, overlap, subtract, union
 from hpcprof.trace import columns as c
+
+Int64s = npt.NDArray[np.int64]
 
 # in order of priority: an instant covered by two phases counts for the first
 AROUND_COMPUTE = (c.INPUT, c.H2D, c.CHECKPOINT, c.EVAL)
@@ -39,8 +42,7 @@ PROFILER, MARKED, NONE = "profiler", "marked", "none"
 STEP_ENDS = "steps"
 
 # what is read of a rank: all else, most of a profiled rank, plays no part here
-KINDS_READ = [c.PHASE_KIND, c.COLLECTIVE, c.BUSY, c.EXECUTOR_OP]
-KINDS_OF_STEPS = [*KINDS_READ, c.STEP_KIND]  # for STEP_ENDS
+KINDS_READ = [c.PHASE_KIND, c.COLLECTIVE, c.BUSY, c.EXECUTOR_OP, c.STEP_KIND]
 COLUMNS_READ = [c.START_NS, c.END_NS, c.KIND, c.ACTIVITY, c.PHASE, c.STEP, c.BYTES, c.OP]
 
 
@@ -74,7 +76,7 @@ def per_rank(spans: pd.DataFrame, form: str) -> pd.DataFrame:
     """One row per step, indexed by ``step``: arrival_ns, sync_ns, end_ns, bytes, <piece>_ns.
 
     The first step has no collective before it and gets no row, nor has a step whose predecessor
-    is missing. An empty frame when there is no collective of this ``form``.
+    is missing (``steps_before``). An empty frame when there is no collective of this ``form``.
     """
     return _cut(spans, form, [(piece, c.PHASE_KIND) for piece in PIECES])
 
@@ -93,20 +95,46 @@ def named_steps(spans: pd.DataFrame, form: str) -> pd.DataFrame:
     ]
     is_named = (spans[c.KIND] == c.EXECUTOR_OP) & spans[c.PHASE].isin(INSIDE_COMPUTE)
     steps = np.unique(spans.loc[is_named, c.STEP].dropna().to_numpy(dtype=np.int64))
-    steps = steps[np.isin(steps - 1, steps)]
-    first, last = (steps[0] - 1, steps[-1]) if steps.size else (0, -1)
+    before = steps_before(steps, spans)
+    is_told = np.isin(before, steps)
+    steps, before = steps[is_told], before[is_told]
+    first, last = (before[0], steps[-1]) if steps.size else (0, -1)
     near = spans[spans[c.STEP].between(first, last) | spans[c.STEP].isna()]
     frame = _cut(near, form, ways)
     told_apart: pd.DataFrame = frame[frame.index.isin(steps)]
     return told_apart
 
 
+def steps_before(steps: Int64s, spans: pd.DataFrame) -> Int64s:
+    """The number of the step before each, whether it was recorded or not.
+
+    That is one less, but where a call makes several steps: there numbers jump, and as ``spans``
+    show the one call begins when the other has ended. A pause that could hold a step is a gap.
+    """
+    rows = spans[(spans[c.KIND] == c.STEP_KIND) & spans[c.STEP].notna()]
+    grouped = rows.groupby(rows[c.STEP].astype("int64"), sort=True)
+    starts, ends = grouped[c.START_NS].min(), grouped[c.END_NS].max()
+    lengths = (ends - starts).to_numpy(np.int64)
+    pause = starts.to_numpy(np.int64)[1:] - ends.to_numpy(np.int64)[:-1]
+    is_next = pause < np.minimum(lengths[1:], lengths[:-1]) / 2
+    numbers = starts.index.to_numpy(dtype=np.int64)
+    before = dict(zip(numbers[1:][is_next].tolist(), numbers[:-1][is_next].tolist(), strict=True))
+    return np.array([before.get(step, step - 1) for step in steps.tolist()], dtype=np.int64)
+
+
+def follow_one_another(steps: Int64s, spans: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Which of ``steps``, ascending, come right after the one before them in it."""
+    found = np.zeros(steps.size, dtype=bool)
+    found[1:] = steps_before(steps, spans)[1:] == steps[:-1]
+    return found
+
+
 def _cut(spans: pd.DataFrame, form: str, ways: Sequence[tuple[str, str]]) -> pd.DataFrame:
     """Arrivals of one rank cut into pieces; ``ways``: see ``_exclusive_pieces``."""
     syncs = _last_collectives(spans, form)
-    follows = syncs.index.to_series().diff() == 1
+    follows = follow_one_another(syncs.index.to_numpy(dtype=np.int64), spans)
     starts = syncs["last_end"].shift(fill_value=0).to_numpy(np.int64)[follows]
-    rows = syncs[follows.to_numpy()]
+    rows = syncs[follows]
     ready = np.maximum(rows["last_start"].to_numpy(np.int64), starts)
     ends = rows["last_end"].to_numpy(np.int64)
     result: pd.DataFrame = pd.DataFrame(

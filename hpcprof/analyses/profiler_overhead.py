@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from hpcprof.analyses.arrivals import follow_one_another
 from hpcprof.analyses.busy_steps import Int64s, covered_times, overlapping
 from hpcprof.analyses.resampling import DRAWS, block_draws
 from hpcprof.analyses.step_matrix import warm_up_steps
@@ -125,7 +126,7 @@ def rank_steps(spans: pd.DataFrame, window: tuple[int, int]) -> RankSteps:
     ends = rows.groupby(rows[c.STEP].astype("int64"), sort=True)[c.END_NS].max()
     busy = covered_times(spans[spans[c.KIND] == c.BUSY])
     first = int(rows[c.START_NS].min()) if len(rows) else 0
-    follows = ends.index.to_series().diff() == 1
+    follows = follow_one_another(ends.index.to_numpy(dtype=np.int64), rows)
     lengths = ends.diff()[follows].astype("int64")
     disturbed = overlapping(ends, first, busy)
     usable = lengths[~lengths.index.isin(disturbed)]

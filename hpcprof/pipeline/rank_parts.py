@@ -62,7 +62,7 @@ def rank_parts(store: TraceStore, shared: SharedForms, within: range | None = No
 def _alone(store: TraceStore, within: range | None) -> RankParts:
     frames, busy = {}, []
     for rank in store.ranks():
-        spans = store.read_spans(rank, arrivals.COLUMNS_READ, arrivals.KINDS_OF_STEPS)
+        spans = store.read_spans(rank, arrivals.COLUMNS_READ, arrivals.KINDS_READ)
         frames[rank] = _within(arrivals.per_rank(spans, arrivals.STEP_ENDS), within)
         busy.append(busy_steps(spans, arrivals.STEP_ENDS))
     nothing = matched({}, arrivals.NONE)

@@ -52,6 +52,33 @@ def test_a_step_after_a_gap_has_no_arrival():
     assert arrivals.per_rank(spans(rows), arrivals.MARKED).empty
 
 
+def calls(*steps, length=20, pause=2):
+    """One call after the other: a collective in each, ``pause`` ms in between."""
+    rows = []
+    for number, step in enumerate(steps):
+        start = number * (length + pause)
+        rows += [("step", step, start, start + length)]
+        rows += [("allreduce", step, start + 10, start + length - 1)]
+    return spans(rows)
+
+
+def test_a_call_of_several_steps_follows_the_call_before():
+    frame = arrivals.per_rank(calls(0, 4, 8), arrivals.MARKED)
+    assert frame.index.tolist() == [4, 8]  # steps_per_execution is 4
+    assert frame["arrival_ns"].tolist() == [13 * MS, 13 * MS]
+    alone = arrivals.per_rank(calls(0, 4, 8), arrivals.STEP_ENDS)
+    assert alone["arrival_ns"].tolist() == [22 * MS, 22 * MS]
+
+
+def test_steps_that_nobody_recorded_are_a_gap():
+    assert arrivals.per_rank(calls(0, 2, 4, pause=22), arrivals.MARKED).empty
+
+
+def test_a_call_without_a_collective_before_has_no_arrival():
+    rows = calls(0, 4, 8)
+    assert arrivals.per_rank(rows.drop(index=3), arrivals.MARKED).empty  # that of step 4
+
+
 def test_forms_are_told_apart():
     marked = spans(ROWS)
     assert arrivals.collective_forms(marked) == {arrivals.MARKED}
