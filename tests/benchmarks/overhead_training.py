@@ -1,10 +1,10 @@
 """The training of ``bench_overhead``: switches hpcprof's levels on and off, and notes every step.
 
-    python -m hpcprof launch … -- python overhead_training.py FILE loop|fit ROUNDS DEEP_EVERY BLOCK
+    python -m hpcprof launch … -- python overhead_training.py FILE FORM ROUNDS DEEP_EVERY BLOCK
 
-A training that knows nothing of hpcprof but the switches: a loop over tf.data with a
-``tf.function``, or Keras's ``fit``. A round is one block of steps in each mode, every other round
-backwards. Writes what ``Blocks`` noted to FILE.
+A training that knows nothing of hpcprof but the switches. FORM: "loop" (over tf.data, with a
+``tf.function``), "fit" (Keras's) or "empty" (a loop that has next to nothing to do). A round is one
+block of steps in each mode, every other round backwards. Writes what ``Blocks`` noted to FILE.
 """
 
 from __future__ import annotations
@@ -115,6 +115,25 @@ def run_loop(blocks: Blocks) -> None:
             break
 
 
+def run_empty(blocks: Blocks) -> None:
+    """A loop of steps so short that what is added to them shows by itself."""
+    weight = tf.Variable(tf.ones([4]))
+    optimizer = tf.keras.optimizers.SGD()
+    optimizer.build([weight])
+
+    @tf.function
+    def train_step(values):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight * values)
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+        return loss
+
+    for values in tf.data.Dataset.from_tensors(tf.ones([4])).repeat():
+        train_step(values)
+        if not blocks.step_ended():
+            break
+
+
 def run_fit(blocks: Blocks) -> None:
     """Keras's ``fit``."""
 
@@ -142,7 +161,7 @@ def main() -> None:
     rounds, deep_every, block = map(int, sys.argv[3:6])
     small_cnn.make_deterministic()
     blocks = Blocks(rounds, deep_every, block, file.parent / "tf")
-    run_fit(blocks) if form == "fit" else run_loop(blocks)
+    {"loop": run_loop, "fit": run_fit, "empty": run_empty}[form](blocks)
     file.write_text(json.dumps(blocks.blocks), encoding="utf-8")
 
 
