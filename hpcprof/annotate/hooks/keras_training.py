@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, NoReturn
 
 from hpcprof.annotate import automatic, training_notes, training_seen
 from hpcprof.annotate.hooks import loops, watching
@@ -85,7 +85,7 @@ def attach(model_class: Any, flavor: Flavor) -> None:
 def _making(flavor: Flavor, why_whole: str | None, original: Function) -> Function:
     """Around ``make_train_function``, which keeps what it makes in ``model.train_function``."""
 
-    def make_train_function(model: Any, *args: Any, **kwargs: Any) -> Any:
+    def make_train_function(model: Any, /, *args: Any, **kwargs: Any) -> Any:
         made = original(model, *args, **kwargs)
         try:
             function = model.train_function
@@ -102,7 +102,7 @@ def _making(flavor: Flavor, why_whole: str | None, original: Function) -> Functi
 
 
 def _fitting(original: Function, model_class: Any, flavor: Flavor) -> Function:
-    def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
+    def fit(model: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not automatic.may_look():
             return original(model, *args, **kwargs)
         automatic.safely(_hook_overridden, type(model), model_class, flavor)
@@ -129,7 +129,7 @@ def _hook_overridden(cls: Any, model_class: Any, flavor: Flavor) -> None:
 
 
 def _beside_steps(original: Function, name: str) -> Function:
-    def call(model: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(model: Any, /, *args: Any, **kwargs: Any) -> Any:
         # in a thread beside the training it keeps no step waiting
         is_of_training = _running.fits > 0 or watching.is_training_thread()
         if _running.evaluations or not is_of_training or not automatic.may_mark():
@@ -148,13 +148,15 @@ def _beside_steps(original: Function, name: str) -> Function:
     return call
 
 
-def _at_the_end(on_batch: Function, batch: Any) -> Any:
+def _at_the_end(on_batch: Function, batch: Any) -> NoReturn:
     """Call it where there is no batch any more: it raises, and Keras is to see what it knows."""
     errors = importlib.import_module("tensorflow").errors
     try:
-        return on_batch(batch)
+        on_batch(batch)
     except errors.InvalidArgumentError as error:
         raise errors.OutOfRangeError(error.node_def, error.op, "End of sequence") from None
+    # a training step that needs nothing of the batch: it would go on for ever
+    raise errors.OutOfRangeError(None, None, "End of sequence")
 
 
 class _TrainingFunction:
@@ -207,7 +209,7 @@ class _TrainingFunction:
             is_batch = bool(batch.has_value())
         end = _now()
         if not is_batch:
-            return _at_the_end(on_batch, batch)
+            _at_the_end(on_batch, batch)
         automatic.record_phase(current, "input", start, end)
         training_seen.saw_batch(batch)
         return self._call(current, end, on_batch, (batch,), {})

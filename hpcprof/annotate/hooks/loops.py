@@ -39,7 +39,7 @@ def attach_distributed_iterators(module: Any) -> None:
 
 
 def _fetching(original: Function) -> Function:
-    def fetch(iterator: Any, *args: Any, **kwargs: Any) -> Any:
+    def fetch(iterator: Any, /, *args: Any, **kwargs: Any) -> Any:
         if _is_fetching or not watching.is_looked_at() or not watching.is_training_thread():
             if not watching.executes_eagerly():
                 automatic.safely(_saw_fetch_in_graph)
@@ -89,7 +89,7 @@ def attach_concrete_functions(module: Any) -> None:
 
 
 def _tracing(original: Function) -> Function:
-    def get_concrete_function(function: Any, *args: Any, **kwargs: Any) -> Any:
+    def get_concrete_function(function: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not watching.is_looked_at():
             return original(function, *args, **kwargs)
         traced = Call()
@@ -103,7 +103,7 @@ def _tracing(original: Function) -> Function:
 
 
 def _calling(original: Function) -> Function:
-    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(function: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not watching.is_looked_at():
             return original(function, *args, **kwargs)
         known = watching.known_calls.get(function)
@@ -148,7 +148,7 @@ def attach_gradients(module: Any) -> None:
 
 
 def _taking_gradients(original: Function) -> Function:
-    def gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+    def gradient(tape: Any, /, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         if not automatic.may_look():
             return original(tape, target, sources, *args, **kwargs)
         training_seen.saw_sources(sources)

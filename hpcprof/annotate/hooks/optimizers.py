@@ -47,7 +47,7 @@ def attach_v1(module: Any) -> None:
 
 
 def _making(original: Function) -> Function:
-    def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(optimizer: Any, /, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         training_seen.optimizer_was_made()
 
@@ -55,7 +55,7 @@ def _making(original: Function) -> Function:
 
 
 def _applying(original: Function) -> Function:
-    def apply(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply(optimizer: Any, /, *args: Any, **kwargs: Any) -> Any:
         if _within.update or not automatic.may_look():
             return original(optimizer, *args, **kwargs)
         training_seen.saw_optimizer(optimizer)
