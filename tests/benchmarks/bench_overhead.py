@@ -15,8 +15,8 @@ The figure of a block is its median step, that of a level the ratio to ``off`` w
 (geometric mean over rounds), with the 95 % interval by resampling rounds; the same of processor
 time (all threads of the process), which other processes disturb less. Limits: on the clock the
 upper end for L0+L1 is at most 1 %, and spans per step times the cost of a span (bench_annotate) at
-most 0.1 % of a step of at least 50 ms. What L0+L1 adds is also told in µs, from steps that have next
-to nothing to do. Leave the machine alone meanwhile. About 10 minutes in all. Exit code 1 when a
+most 0.1 % of a step of at least 50 ms. What L0+L1 adds is also told in µs, from steps that have
+next to nothing to do. Leave the machine alone meanwhile. About 10 minutes in all. Exit code 1 when a
 limit was not shown to be kept, 4 when no TensorFlow is set up.
 """
 
@@ -193,7 +193,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a table for each TensorFlow; the exit code is told above."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.rounds < DEEP_EVERY:
+        parser.error(f"--rounds must be at least {DEEP_EVERY}: only every so many have L2 and L3")
     there = [options.python] if options.python else [tools.keras3_python(), tools.train_python()]
     pythons = [python for python in there if python is not None]
     if not pythons:
