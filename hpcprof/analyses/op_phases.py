@@ -42,6 +42,7 @@ PHASES = (
     *(c.INPUT, c.H2D, c.FORWARD, c.BACKWARD, c.ALLREDUCE, c.OPTIMIZER),
     *(c.COMPUTE_PHASE, c.CHECKPOINT, c.EVAL, c.OTHER),
 )
+BESIDE = (c.CHECKPOINT, c.EVAL)  # operations between two steps do not make the next one named
 TF_PROFILER = "tfprof"  # source of operations read from tf.profiler's files
 # a step with fewer operations than this share of the rank's median was not named as a whole
 MIN_SHARE_OF_OPS = 0.5
@@ -201,7 +202,8 @@ def _one_source(ops: pd.DataFrame) -> pd.DataFrame:
     is_nvtx = (ops[c.SOURCE] != TF_PROFILER).to_numpy(dtype=bool)
     step = ops[c.STEP].to_numpy(dtype=np.int64)
     chosen = ops[is_nvtx | ~np.isin(step, step[is_nvtx])]
-    counts = chosen.groupby(chosen[c.STEP].astype("int64")).size()
+    of_step = chosen[~chosen[c.PHASE].isin(BESIDE)]
+    counts = of_step.groupby(of_step[c.STEP].astype("int64")).size()
     whole = counts.index[counts >= MIN_SHARE_OF_OPS * counts.median()] if len(counts) else []
     kept = chosen[chosen[c.STEP].isin(whole)]
     named: pd.DataFrame = kept.assign(

@@ -9,7 +9,7 @@ import pandas as pd
 
 from hpcprof.analyses import op_phases
 from hpcprof.analyses.op_phases import TF_PROFILER, NamedWindows
-from hpcprof.trace.columns import EXECUTOR_OP, SOURCE, STEP
+from hpcprof.trace.columns import EXECUTOR_OP, PHASE, SOURCE, STEP
 from hpcprof.trace.store import TraceStore
 
 
@@ -34,7 +34,8 @@ def named_ops(store: TraceStore, within: range | None = None) -> NamedOps:
     nvtx: dict[int, tuple[int, int]] = {}
     tf_profiler: dict[int, tuple[int, int]] = {}
     for rank in store.ranks():
-        ops = store.read_spans(rank, [STEP, SOURCE], [EXECUTOR_OP]).dropna(subset=[STEP])
+        ops = store.read_spans(rank, [STEP, SOURCE, PHASE], [EXECUTOR_OP]).dropna(subset=[STEP])
+        ops = ops[~ops[PHASE].isin(op_phases.BESIDE)]
         if not len(ops):
             continue
         is_tf, named_steps = ops[SOURCE] == TF_PROFILER, ops[STEP].astype("int64")

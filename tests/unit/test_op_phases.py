@@ -106,6 +106,14 @@ def test_a_step_that_was_named_in_part_is_left_out():
     assert op_phases.per_rank(table(rows)).index.tolist() == list(range(5, 15))
 
 
+def test_a_step_of_which_only_the_evaluation_before_it_was_named_is_left_out():
+    rows = [whole_step(step) for step in range(20)]
+    rows += [op(step, *each[:3]) for step in range(5, 15) for each in STEP_OPS]
+    rows += [op(15, "eval", start, start + 1) for start in range(30)]
+    frame = op_phases.per_rank(table(rows))
+    assert frame.index.tolist() == list(range(5, 15))
+
+
 def test_ranks_are_compared_over_the_steps_that_all_of_them_named():
     slow = [*STEP_OPS[:3], ("backward", 35, 85, 1), *STEP_OPS[4:]]
     frames = {
