@@ -16,8 +16,8 @@ The figure of a block is its median step, that of a level the ratio to ``off`` w
 time (all threads of the process), which other processes disturb less. Limits: on the clock the
 upper end for L0+L1 is at most 1 %, and spans per step times the cost of a span (bench_annotate) at
 most 0.1 % of a step of at least 50 ms. What L0+L1 adds is also told in µs, from steps that have
-next to nothing to do. Leave the machine alone meanwhile. About 10 minutes in all. Exit code 1 when a
-limit was not shown to be kept, 4 when no TensorFlow is set up.
+next to nothing to do. Leave the machine alone meanwhile. About 10 minutes in all. Exit code 1 when
+a limit was not shown to be kept, 4 when no TensorFlow is set up.
 """
 
 from __future__ import annotations
