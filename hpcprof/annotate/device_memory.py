@@ -39,7 +39,7 @@ class MemoryWatch:
             self._ask(number)
         except Exception:  # no TensorFlow, or one that we do not know
             return True
-        return not self._devices
+        return self._devices == []
 
     def close(self, number: int) -> None:
         """Nothing to do: what was seen is in the notes already."""
@@ -47,6 +47,8 @@ class MemoryWatch:
     def _ask(self, number: int) -> None:
         config = sys.modules["tensorflow"].config
         if self._devices is None:
+            if not _is_started():
+                return
             self._devices = _counting(config)
             self._samples = {device: [] for device in self._devices}
             training_notes.put(memory=self._samples)
@@ -67,6 +69,15 @@ class MemoryWatch:
 def wanted() -> Follower | None:
     """Always: it costs next to nothing, and leaves by itself where there is nothing to see."""
     return MemoryWatch()
+
+
+def _is_started() -> bool:
+    """Whether TensorFlow uses its devices already; a script may have it for its data alone.
+
+    Asking for the devices would start it, and it would take all memory of the GPUs.
+    """
+    context = sys.modules["tensorflow.python.eager.context"].context_safe()
+    return context is not None and bool(context._initialized)
 
 
 def _counting(config: Any) -> list[str]:

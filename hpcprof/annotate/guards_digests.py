@@ -83,8 +83,10 @@ def _first_tensor(element: Any) -> Any:
 
 def _head(tensor: Any) -> bytes:
     """The first bytes of its values; a tensor on a GPU is cut there, so that little is copied."""
-    if not hasattr(tensor, "device") or not hasattr(tensor, "numpy"):
+    if hasattr(tensor, "tobytes"):
         return bytes(tensor.ravel()[: max(1, _MOST_BYTES // tensor.itemsize)].tobytes())
+    if not type(tensor).__module__.startswith("tensorflow."):
+        return b""  # of another framework; TensorFlow would be started to read it
     tensorflow = sys.modules["tensorflow"]
     if tensor.dtype == tensorflow.string:
         return b"".join(tensor.numpy().ravel().tolist())[:_MOST_BYTES]

@@ -32,16 +32,24 @@ class _Counts:
         return {"current": 10 * self.asked, "peak": 1000 + self.asked}
 
 
+STARTED = SimpleNamespace(_initialized=True)
+
+
 @pytest.fixture(autouse=True)
 def _own_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(training_notes._record, "memory", {})
 
 
-def _tensorflow(monkeypatch: pytest.MonkeyPatch, *devices: str) -> _Counts:
+def _tensorflow(
+    monkeypatch: pytest.MonkeyPatch, *devices: str, context: SimpleNamespace | None = STARTED
+) -> _Counts:
     module = ModuleType("tensorflow")
     counts = _Counts(devices)
     module.config = counts  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "tensorflow", module)
+    eager = ModuleType("tensorflow.python.eager.context")
+    eager.context_safe = lambda: context  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, eager.__name__, eager)
     return counts
 
 
@@ -74,6 +82,19 @@ def test_where_no_device_counts_nobody_is_asked_again(monkeypatch: pytest.Monkey
     counts = _tensorflow(monkeypatch)
     assert MemoryWatch().step_ended(0) is True
     assert (counts.asked, training_notes.seen("memory")) == (0, {})
+
+
+@pytest.mark.parametrize("context", [None, SimpleNamespace(_initialized=False)])
+def test_tensorflow_is_not_started_to_be_asked(
+    monkeypatch: pytest.MonkeyPatch, context: SimpleNamespace | None
+) -> None:
+    counts = _tensorflow(monkeypatch, "GPU:0", context=context)
+    watch = MemoryWatch()
+    assert watch.step_ended(0) is False  # it may be later
+    assert (counts.asked, training_notes.seen("memory")) == (0, {})
+    _tensorflow(monkeypatch, "GPU:0")
+    watch.step_ended(1)
+    assert list(training_notes.seen("memory")) == ["GPU:0"]
 
 
 def test_a_training_without_tensorflow_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,6 +146,17 @@ def test_a_batch_is_known_by_the_head_of_its_first_array(element: Any) -> None:
     assert guards_digests.batch_digest(BATCH + 1) != guards_digests.batch_digest(BATCH)
 
 
-@pytest.mark.parametrize("element", [None, (), {}, "text", [[], ()]])
+class Foreign:
+    """A tensor of another framework, on a device that TensorFlow does not know."""
+
+    dtype, shape, device, itemsize = "float32", (100, 400), "cuda:0", 4
+
+    def numpy(self) -> Any:
+        raise AssertionError("read to the host")
+
+    ravel = numpy
+
+
+@pytest.mark.parametrize("element", [None, (), {}, "text", [[], ()], Foreign()])
 def test_a_batch_without_an_array_has_no_digest(element: Any) -> None:
     assert guards_digests.batch_digest(element) == ""
