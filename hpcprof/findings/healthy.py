@@ -37,6 +37,11 @@ def healthy(results: RunResults, findings: list[Finding]) -> Iterator[str]:
         # whether others wait for a rank is not known: it must not be hidden by the typical one
         share = max(times.share(c.INPUT, [rank]) for rank in times.ranks)
         who = "the rank that waits longest"
+    elif len(times.ranks) == 1:
+        is_all = results.job.world_size == 1
+        who = "the rank" if is_all else f"rank {times.ranks[0]} (of the others it is not known)"
+    elif len(times.ranks) < results.job.world_size:
+        who += f" (of {len(times.ranks)} that could be compared)"
     judged = marks_input(results) and not why_too_few(results.busy, times.steps)
     if share < INPUT_WARN_FRAC and judged:
         yield f"input keeps up: {who} waits {percent(share)} of the step for its batch"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcprof.analyses import arrivals, causes, stragglers
+from hpcprof.analyses.busy_steps import MIN_STEPS
 from hpcprof.analyses.causes import Cause
 from hpcprof.analyses.run_results import RunResults
 from hpcprof.analyses.stragglers import Straggler
@@ -72,6 +73,7 @@ def stragglers_not_assessed(results: RunResults) -> Iterator[Finding]:
             level=INFO,
             status=INSUFFICIENT,
             message=f"whether a rank is late cannot be said: {results.stragglers.reason}",
+            evidence=_why_without(results),
             advice=_what_would_do(results),
         )
 
@@ -85,7 +87,44 @@ def _what_would_do(results: RunResults) -> str:
             "tf.distribute: let tf.profiler record some steps of every rank (profile.tf_ranks: "
             'all); or mark what waits for the others as phase("allreduce")'
         )
+    without = _without_collectives(results)
+    if without:
+        return (
+            f"have the collectives of {ranks(without)} recorded as those of the other ranks are: "
+            "with the same Horovod (built with NVTX) and the same profiler or recorder on every "
+            'rank; or mark what waits for the others as phase("allreduce") on all of them'
+        )
     return more_steps(results)
+
+
+def _without_collectives(results: RunResults) -> tuple[int, ...]:
+    """Ranks that are not compared although their steps were recorded."""
+    if results.busy.are_too_many or not results.phase_times.steps:
+        return ()
+    sources = {info.rank: info.sources.get("spans") for info in results.ranks}
+    return tuple(
+        rank
+        for rank in results.left_out
+        if (spans := sources.get(rank)) is not None
+        and spans.last_step is not None
+        and spans.last_step >= MIN_STEPS
+    )
+
+
+def _why_without(results: RunResults) -> tuple[str, ...]:
+    """What the sources of these ranks say that could have recorded their collectives."""
+    concerned = _without_collectives(results)
+    others = [info for info in results.ranks if info.rank in results.phase_times.ranks]
+    there = {s.name for info in others for s in info.sources.values() if s.is_usable} - {"spans"}
+    reasons = {
+        f"{source.name}: {source.reason}": None
+        for info in results.ranks
+        if info.rank in concerned
+        for source in info.sources.values()
+        if source.name in there and source.reason
+    }
+    known = (f"steps of {ranks(concerned)} were recorded, collectives were not",)
+    return (*known, *reasons) if concerned else ()
 
 
 def _finding(results: RunResults, straggler: Straggler, cause: Cause) -> Finding:

@@ -232,8 +232,13 @@ def _note_on_parts(record: dict[str, Any], shown: int, known: int) -> str:
     if _is_alone(record):
         which = "first"
         note = "Each rank for itself; waiting for others, where it does, is in these parts."
+        if record["run"]["world_size"] == 1:
+            note = "host: what none of the others covers."
     if known > shown:
         note += f" The {which} {shown} ranks are shown, {known - shown} are not."
     if record["quality"]["left_out"]:
         note += f" Too few steps to compare: {ranks(record['quality']['left_out'])}."
+    unseen = sorted({*record["quality"]["left_out"], *record["quality"]["missing"]})
+    if unseen and not _is_alone(record):
+        note += f" Waiting for {ranks(unseen)} cannot be told from transfer."
     return note

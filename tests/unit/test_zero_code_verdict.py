@@ -13,6 +13,7 @@ import pytest
 
 import hpcprof
 from hpcprof.analyses import arrivals
+from hpcprof.artifacts import manifest
 from hpcprof.findings import find
 from hpcprof.findings.healthy import healthy
 from hpcprof.reports.document import build_document
@@ -20,7 +21,7 @@ from hpcprof.reports.findings_record import findings_record
 from hpcprof.reports.html import render_html
 from hpcprof.reports.text import render_text
 from hpcprof.trace import columns as c
-from hpcprof.trace.model import Training
+from hpcprof.trace.model import SourceState, Trace, Training
 from tests.unit.zero_code_run import MS, TRANSFER_MS, WINDOW, results, write_traces
 
 pytestmark = pytest.mark.unit
@@ -44,6 +45,31 @@ def report(run):
     schema = Path(hpcprof.__file__).parent / "reports" / "findings.schema.json"
     jsonschema.validate(as_read, json.loads(schema.read_text(encoding="utf-8")))
     return as_read, build_document(as_read)
+
+
+def without_collectives(store, rank):
+    """As where the recorder was lost on that rank."""
+    spans = store.read_spans(rank)
+    spans = spans[spans[c.KIND] != c.COLLECTIVE].reset_index(drop=True)
+    info = store.rank_info(rank)
+    info.sources["recorder"] = SourceState("recorder", manifest.LOST, "the disk was full")
+    store.write(Trace(info, spans))
+
+
+def test_a_rank_whose_collectives_are_lost_is_said_to_lack_them(tmp_path):
+    store = write_traces(tmp_path, ranks=2)
+    without_collectives(store, 1)
+    record, document = report(results(store))
+    (found,) = [f for f in record["findings"] if f["rule"] == "stragglers-not-assessed"]
+    assert found["evidence"] == [
+        "steps of rank 1 were recorded, collectives were not",
+        "recorder: the disk was full",
+    ]
+    assert found["advice"].startswith("have the collectives of rank 1 recorded")
+    # the sync of rank 0 is both waiting and transfer, and nobody can tell them apart
+    assert "Waiting for rank 1 cannot be told from transfer" in document.tables[0].note
+    (text,) = [text for text in record["healthy"] if text.startswith("input keeps up")]
+    assert text.startswith("input keeps up: rank 0 (of the others it is not known) waits")
 
 
 @pytest.mark.parametrize("phase", [c.FORWARD, c.BACKWARD, c.OPTIMIZER])
