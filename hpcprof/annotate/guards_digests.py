@@ -8,10 +8,12 @@ steps only.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import sys
-from typing import Any, Iterable
+from typing import Any, Iterable, Iterator
 
-_MOST_BYTES = 64 * 1024  # of a batch
+_MOST_BYTES = 64 * 1024  # of a tensor of a batch
+_MOST_TENSORS = 16  # of a batch
 _MOST_ELEMENTS = 1024 * 1024  # of a variable that is read: 4 MiB
 _SUMMED = 16 * 1024  # of them; evenly spaced, takes 1 ms
 _DIGEST_BYTES = 8
@@ -20,12 +22,13 @@ _EXACT = ("float32", "float64")  # of shorter types rounding alone could set ran
 
 
 def batch_digest(element: Any) -> str:
-    """Of the first tensor of a batch, up to 64 KiB; "" when there is none that can be read."""
-    tensor = _first_tensor(element)
-    if tensor is None:
-        return ""
-    head = _head(tensor)
-    return _digest(head) if head else ""
+    """Of up to 64 KiB of each tensor of a batch; "" when there is none that can be read.
+
+    Not of the first alone: it may be the batch's number, which is the same on all ranks.
+    """
+    heads = [_head(tensor) for tensor in itertools.islice(_tensors(element), _MOST_TENSORS)]
+    content = b"".join(heads)
+    return _digest(content) if content else ""
 
 
 def chosen(variables: Iterable[Any]) -> list[Any]:
@@ -69,16 +72,17 @@ def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def _first_tensor(element: Any) -> Any:
-    """The first array of a batch, which may be nested; a ragged or sparse one is taken apart."""
+def _tensors(element: Any) -> Iterator[Any]:
+    """The arrays of a batch, which may be nested; a ragged or sparse one is taken apart."""
     if isinstance(element, dict):
         element = list(element.values())
     if isinstance(element, (list, tuple)):
-        found = (_first_tensor(each) for each in element)
-        return next((each for each in found if each is not None), None)
-    if hasattr(element, "values") and not callable(element.values):
-        return _first_tensor(element.values)  # of replicas, or of a sparse tensor
-    return element if hasattr(element, "dtype") and hasattr(element, "shape") else None
+        for each in element:
+            yield from _tensors(each)
+    elif hasattr(element, "values") and not callable(element.values):
+        yield from _tensors(element.values)  # of replicas, or of a sparse tensor
+    elif hasattr(element, "dtype") and hasattr(element, "shape"):
+        yield element
 
 
 def _head(tensor: Any) -> bytes:

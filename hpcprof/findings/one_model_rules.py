@@ -140,7 +140,7 @@ def same_input_shard(results: RunResults) -> Iterator[Finding]:
             message=f"{ranks(sharing)} were given the same batches: the first {_FIRST_BATCHES} "
             "are equal, so that each sample is computed "
             f"{counted(len(sharing), 'time')}",
-            evidence=("compared by up to 64 KiB of the first tensor of each batch",),
+            evidence=("compared by up to 64 KiB of each tensor of a batch",),
             advice="give every rank its own part, before shuffle and batch: dataset = "
             "dataset.shard(hvd.size(), hvd.rank()); synthetic data needs another seed on each "
             "rank. Ranks that share one batch on purpose (model parallel) are right as they are",

@@ -135,15 +135,21 @@ BATCH = np.arange(40_000, dtype=np.float32).reshape(100, 400)
     "element",
     [
         BATCH,
-        (BATCH, np.zeros(3)),
-        {"image": BATCH, "label": np.zeros(3)},
+        (BATCH,),
+        {"image": BATCH},
         [None, (BATCH,)],
         np.concatenate([BATCH, BATCH]),  # what comes after 64 KiB does not count
     ],
 )
-def test_a_batch_is_known_by_the_head_of_its_first_array(element: Any) -> None:
+def test_a_batch_is_known_by_the_head_of_its_arrays(element: Any) -> None:
     assert guards_digests.batch_digest(element) == guards_digests.batch_digest(BATCH)
     assert guards_digests.batch_digest(BATCH + 1) != guards_digests.batch_digest(BATCH)
+
+
+def test_batches_that_share_only_their_number_are_others() -> None:
+    number = np.int64(7)  # as Dataset.enumerate gives it, on every rank
+    one, other = ((number, (each, np.zeros(3))) for each in (BATCH, BATCH + 1))
+    assert guards_digests.batch_digest(one) != guards_digests.batch_digest(other)
 
 
 class Foreign:
