@@ -8,6 +8,7 @@ raised into the training. Off with ``HPCPROF_HOOKS=0``.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
 import os
 from typing import Any, Callable
@@ -39,8 +40,17 @@ def _write_what_was_found() -> None:
         training_notes.write()
 
 
+def _give_loader_back(module: Any) -> None:
+    """Up to 1.14 wrapt leaves its own, which cannot read what else is in the package."""
+    with contextlib.suppress(Exception):
+        loader = module.__loader__
+        if type(loader).__name__ == "_ImportHookChainedLoader":
+            module.__loader__ = module.__spec__.loader = loader.loader
+
+
 def _attaching(hook: Hook) -> Callable[[Any], None]:
     def attach(module: Any) -> None:
+        _give_loader_back(module)
         try:
             hook.attach_to(module)
         except NotForThisVersion:
