@@ -89,7 +89,7 @@ def eager_training(results: RunResults) -> Iterator[Finding]:
         nodes=_nodes(results, eager),
         cause="eager",
         message=f"{counted(most.eager_steps, 'update')} of {ranks(eager)} were made eagerly: "
-        "Python starts each operation, and the GPU waits for it",
+        "Python starts each operation, and the device waits for it",
         advice="write @tf.function above the function that makes one training step; with Keras "
         "leave out run_eagerly=True and tf.config.run_functions_eagerly(True)",
         next=(("recipe", "kernels"), ("ranks", sorted(eager))),

@@ -35,6 +35,9 @@ def all_ranks_wait_for_input(results: RunResults) -> Iterator[Finding]:
         if rank in ordinary
     )
     bound = "" if results.has_device_activity else " (timed on the host: an upper bound)"
+    who, span = "the typical rank", f" to {duration(waits[-1])} over the ranks"
+    if len(waits) == 1:
+        who, span = f"rank {ordinary[0]}", ""
     yield Finding(
         rule="all-ranks-wait-for-input",
         level=input_level(share, times.steps),
@@ -42,10 +45,8 @@ def all_ranks_wait_for_input(results: RunResults) -> Iterator[Finding]:
         phase=c.INPUT,
         cause="input",
         impact_frac=share,
-        message=f"the typical rank waits for its next batch {percent(share)} of each step{bound}",
-        evidence=(
-            f"median wait per step {duration(waits[0])} to {duration(waits[-1])} over the ranks",
-        ),
+        message=f"{who} waits for its next batch {percent(share)} of each step{bound}",
+        evidence=(f"median wait per step {duration(waits[0])}{span}",),
         advice="give the input pipeline more parallel reads and prefetching (tf.data: "
         "num_parallel_calls, prefetch), or put the data on a faster file system",
         next=(("recipe", "input"),),

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from hpcprof.align.node_clock import UNCALIBRATED
-from hpcprof.analyses import op_phases, step_matrix
+from hpcprof.analyses import arrivals, op_phases, step_matrix
 from hpcprof.analyses import timeline as timelines
 from hpcprof.analyses.causes import cause
 from hpcprof.analyses.collectives import MatchedCollectives
@@ -20,7 +20,12 @@ from hpcprof.analyses.lateness_map import lateness_map
 from hpcprof.analyses.node_reads import node_reads
 from hpcprof.analyses.phase_times import phase_times
 from hpcprof.analyses.run_results import JobEnd, RunResults
-from hpcprof.analyses.shared_steps import SharedForms, shared_forms
+from hpcprof.analyses.shared_steps import (
+    MIN_SHARE_OF_MARKED,
+    SharedForms,
+    SharedSteps,
+    shared_forms,
+)
 from hpcprof.analyses.step_matrix import StepMatrix
 from hpcprof.analyses.stragglers import are_connected, stragglers
 from hpcprof.pipeline.agents import AgentRecords
@@ -31,7 +36,7 @@ from hpcprof.pipeline.step_ends import last_ended_steps, measured_overhead, over
 from hpcprof.readers.slurm_accounting import job_record
 from hpcprof.reports.figures import figures_record
 from hpcprof.trace import columns as c
-from hpcprof.trace.model import JobInfo
+from hpcprof.trace.model import JobInfo, RankInfo
 from hpcprof.trace.store import TraceStore
 
 
@@ -52,6 +57,9 @@ def analyse(ingested: Ingested, job: JobInfo, steps: range | None = None) -> Ana
     store = ingested.store
     infos = tuple(store.rank_info(rank) for rank in store.ranks())
     shared = shared_forms((info.rank, ingested.step_counts[info.rank]) for info in infos)
+    if job.world_size == 1 and _are_of_a_window(shared, infos):
+        # with nobody to compare, all steps say more than those in which collectives were seen
+        shared = shared._replace(lateness=SharedSteps(arrivals.NONE))
     parts = rank_parts(store, shared, steps)
     matrix = step_matrix.across_ranks(parts.frames, job.world_size, parts.busy)
     named = step_matrix.across_ranks(parts.named, job.world_size, parts.busy)
@@ -101,6 +109,13 @@ def analyse(ingested: Ingested, job: JobInfo, steps: range | None = None) -> Ana
         naming_overhead=overhead_of_naming(store, infos, operations.windows),
     )
     return Analysis(results, matrix)
+
+
+def _are_of_a_window(shared: SharedForms, infos: tuple[RankInfo, ...]) -> bool:
+    """Whether collectives were recorded in less than half of the steps of a single rank."""
+    spans = [info.sources.get("spans") for info in infos]
+    known = [s.last_step - (s.first_step or 0) + 1 for s in spans if s and s.last_step is not None]
+    return len(shared.lateness.table) < MIN_SHARE_OF_MARKED * max(known, default=0)
 
 
 def figures(ingested: Ingested, analysis: Analysis) -> dict[str, Any]:

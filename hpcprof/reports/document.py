@@ -233,7 +233,7 @@ def _note_on_parts(record: dict[str, Any], shown: int, known: int) -> str:
         which = "first"
         note = "Each rank for itself; waiting for others, where it does, is in these parts."
         if record["run"]["world_size"] == 1:
-            note = "host: what none of the others covers."
+            note = ""
     if known > shown:
         note += f" The {which} {shown} ranks are shown, {known - shown} are not."
     if record["quality"]["left_out"]:

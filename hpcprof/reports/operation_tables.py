@@ -133,7 +133,9 @@ def _which(record: dict[str, Any], found: dict[str, Any]) -> str:
     whose = "" if len(numbers) == record["run"]["world_size"] else f" on {ranks(numbers)} only"
     if not found["steps"]:
         return f"steps that differ between ranks{whose}"
-    total = _steps_of_run(record)
+    # a call of several steps is numbered by the first of them: then nothing is known of the total
+    is_every = len(found["steps"]) > 1 and found["steps"][1] == found["steps"][0] + 1
+    total = _steps_of_run(record) if is_every else 0
     of = f", {len(found['steps'])} of {total}" if total else ""
     return f"steps {number_list(found['steps'])}{of}{whose}"
 

@@ -72,6 +72,26 @@ def test_a_rank_whose_collectives_are_lost_is_said_to_lack_them(tmp_path):
     assert text.startswith("input keeps up: rank 0 (of the others it is not known) waits")
 
 
+def test_a_single_rank_is_told_by_all_its_steps_and_not_by_a_window_of_collectives(tmp_path):
+    store = write_traces(tmp_path, ranks=1)
+    spans = store.read_spans(0)
+    is_outside = (spans[c.KIND] == c.COLLECTIVE) & ~spans[c.STEP].between(32, 39)
+    store.write(Trace(store.rank_info(0), spans[~is_outside].reset_index(drop=True)))
+    run = results(store)  # as tf.profiler sees those of a tf.distribute strategy
+    assert run.phase_times.steps > 50
+    assert (run.collective_form, run.transfer_form) == (arrivals.NONE, arrivals.PROFILER)
+
+
+def test_a_single_rank_is_no_typical_one(tmp_path):
+    slow = results(write_traces(tmp_path / "slow", ranks=1, extra_ms={(0, c.INPUT): 40.0}))
+    (found,) = [f for f in find(slow) if f.rule == "all-ranks-wait-for-input"]
+    assert found.message.startswith("rank 0 waits for its next batch ")
+    assert "over the ranks" not in found.evidence[0]
+    fast = results(write_traces(tmp_path / "fast", ranks=1))
+    (text,) = [text for text in healthy(fast, find(fast)) if text.startswith("input keeps up")]
+    assert text.startswith("input keeps up: the rank waits ")
+
+
 @pytest.mark.parametrize("phase", [c.FORWARD, c.BACKWARD, c.OPTIMIZER])
 def test_a_rank_slow_in_the_call_is_named_with_the_phase_of_the_window(tmp_path, phase):
     run = results(write_traces(tmp_path, extra_ms={(2, phase): 20.0}, in_window_frac=0.2))
