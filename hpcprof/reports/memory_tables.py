@@ -18,11 +18,11 @@ _MAX_ROWS = 64
 
 
 def memory_facts(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The most that was given away, and one line about the fullest device that was watched."""
+    """The most that was in use, and one line about the fullest device that was watched."""
     splits, peaks = _judged(record), _peaks(record)
     if peaks:
         most = max(peaks, key=lambda peak: peak[2])
-        text = f"at most {nbytes(most[2])} given away (rank {most[0]}, {most[1]})"
+        text = f"at most {nbytes(most[2])} in use by TensorFlow (rank {most[0]}, {most[1]})"
         if len(peaks) > 1:
             text += f"; on the emptiest of {len(peaks)} devices {nbytes(min(p[2] for p in peaks))}"
         yield "memory", text
@@ -73,20 +73,20 @@ def memory_tables(record: dict[str, Any]) -> Iterator[Table]:
         for split in splits[:_MAX_ROWS]
     )
     note = (
-        "The fullest moment of the watched steps; all classes add up to what the allocator had "
-        "given away. Outside of it: CUDA's context, the buffers of cuDNN and NCCL."
+        "The fullest moment of the watched steps; all classes add up to what the allocator said "
+        "was in use. Outside of it: CUDA's context, the buffers of cuDNN and NCCL."
     )
     if len(splits) > _MAX_ROWS:
         note += f" The first {_MAX_ROWS} of {len(splits)} devices are shown."
     for text in sorted({text for split in splits for text in _doubts(split)}):
         note += f" On some of them {text}."
-    heads = ("rank", "allocator", "step", "given away", "limit", *kinds)
+    heads = ("rank", "allocator", "step", "in use", "limit", *kinds)
     yield Table("memory at the peak", heads, rows, note, text_columns=(0, 1))
     yield _largest_table(_fullest(splits))
 
 
 def _peaks(record: dict[str, Any]) -> list[tuple[int, str, int]]:
-    """(rank, device, most bytes that TensorFlow had given away) of every device that told."""
+    """(rank, device, most bytes that TensorFlow had in use) of every device that told."""
     return [
         (info["rank"], device, peak)
         for info in record["quality"]["ranks"]
@@ -97,10 +97,13 @@ def _peaks(record: dict[str, Any]) -> list[tuple[int, str, int]]:
 def _peak_table(record: dict[str, Any]) -> Table:
     peaks = _peaks(record)
     rows = tuple((str(rank), device, nbytes(peak)) for rank, device, peak in peaks[:_MAX_ROWS])
-    note = "The most that TensorFlow's allocator had given away until the last look at it."
+    note = (
+        "The most that TensorFlow's tensors used until the last look at it. nvidia-smi shows more: "
+        "what TensorFlow reserves."
+    )
     if len(peaks) > _MAX_ROWS:
         note += f" The first {_MAX_ROWS} of {len(peaks)} devices are shown."
-    heads = ("rank", "device", "given away at most")
+    heads = ("rank", "device", "in use at most")
     return Table("memory of each device", heads, rows, note, text_columns=(0, 1))
 
 

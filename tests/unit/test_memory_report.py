@@ -71,7 +71,7 @@ def test_the_fullest_device_is_told_in_a_line_and_all_of_them_in_a_table():
     )
     table = tables(made)["memory at the peak"]
     assert table.heads == (
-        *("rank", "allocator", "step", "given away", "limit"),
+        *("rank", "allocator", "step", "in use", "limit"),
         *("weights", "feature maps"),
     )
     assert [row[:2] for row in table.rows] == [
@@ -110,7 +110,7 @@ def test_the_most_of_every_device_is_told_without_any_profiler():
     ]
     made = document({}, [*seen, Training()])
     assert dict(made.facts)["memory"] == (
-        "at most 7 GB given away (rank 1, GPU:0); on the emptiest of 2 devices 5 GB"
+        "at most 7 GB in use by TensorFlow (rank 1, GPU:0); on the emptiest of 2 devices 5 GB"
     )
     table = tables(made)["memory of each device"]
     assert table.rows == (("0", "GPU:0", "5 GB"), ("1", "GPU:0", "7 GB"))
