@@ -118,7 +118,10 @@ def steps_before(steps: Int64s, spans: pd.DataFrame) -> Int64s:
     pause = starts.to_numpy(np.int64)[1:] - ends.to_numpy(np.int64)[:-1]
     is_next = pause < np.minimum(lengths[1:], lengths[:-1]) / 2
     numbers = starts.index.to_numpy(dtype=np.int64)
-    before = dict(zip(numbers[1:][is_next].tolist(), numbers[:-1][is_next].tolist(), strict=True))
+    jumps = np.flatnonzero(is_next & (np.diff(numbers) > 1))
+    before = dict(zip(numbers[1:][jumps].tolist(), numbers[:-1][jumps].tolist(), strict=True))
+    if not before:
+        return steps - 1
     return np.array([before.get(step, step - 1) for step in steps.tolist()], dtype=np.int64)
 
 
