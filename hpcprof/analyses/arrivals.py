@@ -73,10 +73,12 @@ def is_collective(spans: pd.DataFrame, form: str) -> pd.Series[bool]:
 
 
 def per_rank(spans: pd.DataFrame, form: str) -> pd.DataFrame:
-    """One row per step, indexed by ``step``: arrival_ns, sync_ns, end_ns, bytes, <piece>_ns.
+    """A row per step, by its number: arrival_ns, sync_ns, end_ns, bytes, <piece>_ns, stride.
 
     The first step has no collective before it and gets no row, nor has a step whose predecessor
-    is missing (``steps_before``). An empty frame when there is no collective of this ``form``.
+    is missing (``steps_before``). ``stride``: how many steps of the training the row is of; more
+    than one where a call makes several, or where gradients are averaged every so many steps. An
+    empty frame when there is no collective of this ``form``.
     """
     return _cut(spans, form, [(piece, c.PHASE_KIND) for piece in PIECES])
 
@@ -132,10 +134,31 @@ def follow_one_another(steps: Int64s, spans: pd.DataFrame) -> npt.NDArray[np.boo
     return found
 
 
+def _strides(steps: Int64s, spans: pd.DataFrame) -> Int64s:
+    """How many steps each, of those with a collective, is after the one before it; 0: not known.
+
+    Where gradients are accumulated, collectives come every so many steps, all of them recorded.
+    """
+    found = np.zeros(steps.size, dtype=np.int64)
+    gaps = np.diff(steps)
+    if not gaps.size:
+        return found
+    follows = follow_one_another(steps, spans)[1:]
+    values, times = np.unique(gaps, return_counts=True)
+    usual = int(values[np.argmax(times)])
+    if usual > 1:
+        known = spans.loc[(spans[c.KIND] == c.STEP_KIND) & spans[c.STEP].notna(), c.STEP]
+        recorded = np.unique(known.to_numpy(dtype=np.int64))
+        follows |= (gaps == usual) & (np.diff(np.searchsorted(recorded, steps)) == usual)
+    found[1:] = np.where(follows, gaps, 0)
+    return found
+
+
 def _cut(spans: pd.DataFrame, form: str, ways: Sequence[tuple[str, str]]) -> pd.DataFrame:
     """Arrivals of one rank cut into pieces; ``ways``: see ``_exclusive_pieces``."""
     syncs = _last_collectives(spans, form)
-    follows = follow_one_another(syncs.index.to_numpy(dtype=np.int64), spans)
+    strides = _strides(syncs.index.to_numpy(dtype=np.int64), spans)
+    follows = strides > 0
     starts = syncs["last_end"].shift(fill_value=0).to_numpy(np.int64)[follows]
     rows = syncs[follows]
     ready = np.maximum(rows["last_start"].to_numpy(np.int64), starts)
@@ -151,6 +174,7 @@ def _cut(spans: pd.DataFrame, form: str, ways: Sequence[tuple[str, str]]) -> pd.
         result[f"{piece}_ns"] = inside[piece]
     result[f"{HOST}_ns"] = result["arrival_ns"].to_numpy() - sum(inside.values())
     result["bytes"] = rows["bytes"].to_numpy(np.int64)
+    result["stride"] = strides[follows]
     return result
 
 

@@ -22,7 +22,8 @@ PARTS = (*ALL_PIECES, WAIT, TRANSFER)
 class PhaseTimes:
     """``median_ns[part][i]`` belongs to ``ranks[i]``; ``step_ns`` is the job's median step.
 
-    Medians of parts need not add up to the median of the step. ``steps``: how many were used.
+    Medians of parts need not add up to the median of the step. ``steps``: how many were used;
+    ``stride``: of how many steps of the training each is.
     """
 
     ranks: tuple[int, ...]
@@ -30,6 +31,7 @@ class PhaseTimes:
     warm_up: int
     step_ns: float
     median_ns: Mapping[str, tuple[float, ...]]
+    stride: int = 1
 
     def share(self, part: str, ranks: Collection[int]) -> float:
         """Median over ``ranks`` of a part, as a fraction of the step; nan without any step."""
@@ -57,4 +59,5 @@ def phase_times(matrix: StepMatrix) -> PhaseTimes:
         warm_up=matrix.warm_up,
         step_ns=matrix.median_step_ns if is_usable else float("nan"),
         median_ns=medians,
+        stride=matrix.stride,
     )

@@ -28,7 +28,8 @@ class StepMatrix:
 
     ``left_out`` are ranks with too few steps, ``warm_up`` counts the leading steps not used.
     ``expected`` is the number of ranks the job had. ``busy``: steps that the ranks have and that
-    are not used because a profiler was at work.
+    are not used because a profiler was at work. ``stride``: how many steps of the training a step
+    here is (arrivals.per_rank); ranks of which it is another number are left out.
     """
 
     ranks: tuple[int, ...]
@@ -38,6 +39,7 @@ class StepMatrix:
     left_out: tuple[int, ...]
     expected: int
     busy: BusySteps = field(default_factory=BusySteps)
+    stride: int = 1
 
     @property
     def arrival(self) -> Matrix:
@@ -62,6 +64,7 @@ def across_ranks(
 
     ``busy``: steps to leave out (busy_steps.py).
     """
+    stride, frames = _of_one_stride(frames)
     longest = max((len(frame) for frame in frames.values()), default=0)
     enough = max(1, MIN_SHARE_OF_STEPS * longest)
     ranks = tuple(sorted(rank for rank, frame in frames.items() if len(frame) >= enough))
@@ -85,7 +88,27 @@ def across_ranks(
         left_out=left_out,
         expected=expected,
         busy=BusySteps(tuple(every[is_busy].tolist()), len(common) - warm_up),
+        stride=stride,
     )
+
+
+def _of_one_stride(frames: Mapping[int, pd.DataFrame]) -> tuple[int, Mapping[int, pd.DataFrame]]:
+    """The stride of most rows of most ranks, and the rows that have it; 1 where nobody says any.
+
+    A step that is two steps of the others would make its rank late.
+    """
+    usual = [
+        int(frame["stride"].mode().iloc[0])
+        for frame in frames.values()
+        if len(frame) and "stride" in frame
+    ]
+    if not usual:
+        return 1, frames
+    stride = max(sorted(set(usual)), key=usual.count)
+    return stride, {
+        rank: frame[frame["stride"] == stride] if "stride" in frame else frame
+        for rank, frame in frames.items()
+    }
 
 
 def _common_steps(frames: list[pd.DataFrame]) -> npt.NDArray[np.int64]:

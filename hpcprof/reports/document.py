@@ -122,6 +122,8 @@ def _facts(record: dict[str, Any], judged: list[dict[str, Any]]) -> Iterator[tup
         yield from _profiler(record)
         return
     text = f"{duration(run['step_ns'])} (median; {run['warm_up_steps']} warm-up steps left out)"
+    if run.get("steps_each", 1) > 1:  # records of earlier versions do not have it
+        text += f"; each is {run['steps_each']} steps of the training: of one call, or one update"
     if _is_alone(record) and run["world_size"] > 1:
         text += "; each rank for itself: no collective was recorded to compare them by"
     late = [f for f in judged if f["rule"] == "rank-arrives-late" and f["level"] != "info"]

@@ -61,6 +61,7 @@ def _run(results: RunResults) -> dict[str, Any]:
             "nodes": list(job.nodes),
             "steps_used": times.steps,
             "warm_up_steps": times.warm_up,
+            "steps_each": times.stride,
             "step_ns": times.step_ns,
             "payload_bytes": results.payload_bytes,
             "end": None if results.job_end is None else asdict(results.job_end),

@@ -74,6 +74,21 @@ def test_steps_that_nobody_recorded_are_a_gap():
     assert arrivals.per_rank(calls(0, 2, 4, pause=22), arrivals.MARKED).empty
 
 
+def test_where_gradients_are_averaged_every_second_step_an_update_lasts_two():
+    rows = calls(*range(6))
+    is_left_out = (rows[c.PHASE] == c.ALLREDUCE) & (rows[c.STEP] % 2 == 0)
+    frame = arrivals.per_rank(rows[~is_left_out], arrivals.MARKED)
+    assert frame.index.tolist() == [3, 5]
+    assert frame["stride"].tolist() == [2, 2]
+    assert frame["arrival_ns"].tolist() == [35 * MS, 35 * MS]  # from 41 to 76
+
+
+def test_every_second_step_of_which_nobody_knows_the_others_is_none():
+    rows = calls(*range(6))
+    is_odd = rows[c.STEP] % 2 == 1
+    assert arrivals.per_rank(rows[is_odd], arrivals.MARKED).empty
+
+
 def test_a_call_without_a_collective_before_has_no_arrival():
     rows = calls(0, 4, 8)
     assert arrivals.per_rank(rows.drop(index=3), arrivals.MARKED).empty  # that of step 4

@@ -156,3 +156,12 @@ def test_lateness_in_several_phases_at_once_is_unexplained_by_one():
     why = cause(matrix, verdict.found[0], verdict.baseline_ranks)
     assert why.names == ("unexplained",)
     assert why.coverage == pytest.approx(0.2, abs=0.03)
+
+
+def test_a_rank_whose_steps_are_others_is_left_out_and_not_late():
+    runs = {rank: frame.assign(stride=1) for rank, frame in frames(4, noise=0).items()}
+    runs[2] = runs[2].iloc[1::2].assign(stride=2, arrival_ns=2 * runs[2]["arrival_ns"])
+    matrix = across_ranks(runs, 4)
+    assert (matrix.ranks, matrix.left_out, matrix.stride) == ((0, 1, 3), (2,), 1)
+    alike = across_ranks({rank: frame.assign(stride=2) for rank, frame in runs.items()}, 4)
+    assert (alike.ranks, alike.stride) == ((0, 1, 2, 3), 2)
