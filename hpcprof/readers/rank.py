@@ -43,6 +43,11 @@ from hpcprof.trace.columns import BEFORE_NS, END_NS, KIND, STEP, STEP_KIND
 from hpcprof.trace.frame import concat_spans, empty_spans
 from hpcprof.trace.model import Hang, SourceState, Trace, Training
 
+_NO_STEP_SEEN = (
+    "hooks saw no step of this training (they know Keras's fit, loops over tf.data and functions "
+    "that take gradients; not tf.compat.v1 sessions), and the script marks none"
+)
+
 
 class NodeAnchors(NamedTuple):
     """What ties a node's CLOCK_MONOTONIC to the wall clock, as one rank recorded it.
@@ -73,6 +78,13 @@ def read_rank(paths: ArtifactPaths, rank: int, workdir: Path, tools: NsysTools |
     record = read_manifest(paths, rank)
     training, notes = read_training(paths, rank)
     own, own_state = _read_own(paths, rank)
+    if (
+        own is None
+        and training is not None
+        and not training.steps
+        and not paths.spans(rank).exists()
+    ):
+        own_state = lost("spans", _NO_STEP_SEEN)
     known = _Rank(paths, record, own, training)
     seen, nsys_state = _read_nsys(known, workdir, tools)
     sources = {"spans": own_state, "nsys": nsys_state}

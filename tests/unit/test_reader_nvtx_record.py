@@ -316,6 +316,16 @@ def test_the_file_of_another_training_is_lost(paths: ArtifactPaths) -> None:
     assert set(trace.spans["source"]) == {"hpcprof"}
 
 
+def test_a_training_of_which_hooks_saw_no_step_is_said_to_be_one(paths: ArtifactPaths) -> None:
+    assert "annotate was not called" in rank(paths).rank.sources["spans"].reason
+    paths.training(RANK).write_text(json.dumps(new_training_record()))
+    state = rank(paths).rank.sources["spans"]
+    assert state.state == "LOST"
+    assert state.reason.startswith("hooks saw no step of this training")
+    paths.training(RANK).write_text(json.dumps({**new_training_record(), "steps": 7}))
+    assert "its recording failed" in rank(paths).rank.sources["spans"].reason
+
+
 def test_without_a_recorder_it_is_no_source_of_the_rank(paths: ArtifactPaths) -> None:
     manifest(paths, recorder={"name": "none", "reason": "it is not wanted"})
     own_records(paths)
