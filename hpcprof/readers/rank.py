@@ -133,8 +133,8 @@ def _read_own(paths: ArtifactPaths, rank: int) -> tuple[SpanRecords | None, Sour
     path = paths.spans(rank)
     if not path.exists():
         reason = (
-            "the training recorded no spans: hpcprof.annotate was not called, or its "
-            "recording failed (see the rank's warnings)"
+            "the training recorded no spans: no hook was at work in it and "
+            "hpcprof.annotate was not called, or its recording failed (see the rank's warnings)"
         )
         return None, lost("spans", reason)
     try:
