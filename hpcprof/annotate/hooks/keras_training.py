@@ -14,10 +14,11 @@ is the phase ``eval`` and marks no steps.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import threading
-from typing import Any, Callable, NamedTuple, NoReturn
+from typing import Any, Callable, Iterator, NamedTuple, NoReturn
 
 from hpcprof.annotate import automatic, training_notes, training_seen
 from hpcprof.annotate.hooks import loops, watching
@@ -28,6 +29,7 @@ from hpcprof.artifacts import node_time, span_format
 from hpcprof.artifacts.training_record import BY_KERAS
 
 _OURS = "_hpcprof_original"
+_CALLBACKS = 5  # position among fit's arguments
 
 _now = node_time.monotonic_ns
 
@@ -67,11 +69,13 @@ class _Running(threading.local):
     """Calls of Keras that this thread is in, of whichever model."""
 
     fits = 0
+    is_marked = False  # the outermost of these fits
     evaluations = 0
     is_in_step = False  # an overridden training function may call the one it overrides
 
 
 _running = _Running()
+_marked_fit = threading.Lock()  # held by the fit that is marked: steps of two would mix
 
 
 def attach(model_class: Any, flavor: Flavor) -> None:
@@ -107,15 +111,30 @@ def _fitting(original: Function, model_class: Any, flavor: Flavor) -> Function:
             return original(model, *args, **kwargs)
         automatic.safely(_hook_overridden, type(model), model_class, flavor)
         watching.interrupt()
-        training_seen.saw_callbacks(kwargs.get("callbacks"))
-        _running.fits += 1
-        try:
-            with automatic.hush():
-                return original(model, *args, **kwargs)
-        finally:
-            _running.fits -= 1
+        by_position = args[_CALLBACKS] if len(args) > _CALLBACKS else None
+        training_seen.saw_callbacks(kwargs.get("callbacks", by_position))
+        with _one_fit():
+            return original(model, *args, **kwargs)
 
     return fit
+
+
+@contextlib.contextmanager
+def _one_fit() -> Iterator[None]:
+    """Within this the thread fits; it is marked unless another thread does so already."""
+    if not _running.fits:
+        _running.is_marked = _marked_fit.acquire(blocking=False)
+        if not _running.is_marked:
+            training_notes.warn("several threads run fit at once: only steps of one are recorded")
+    _running.fits += 1
+    try:
+        with automatic.hush():
+            yield
+    finally:
+        _running.fits -= 1
+        if not _running.fits and _running.is_marked:
+            _running.is_marked = False
+            _marked_fit.release()
 
 
 def _hook_overridden(cls: Any, model_class: Any, flavor: Flavor) -> None:
@@ -184,7 +203,7 @@ class _TrainingFunction:
                 return self._function(*args, **kwargs)
             if not _running.fits:
                 return loops.training_call(self._function, args, kwargs)
-            current = automatic.marking_session()
+            current = automatic.marking_session() if _running.is_marked else None
             if current is None:
                 return self._function(*args, **kwargs)
             return self._step(current, args, kwargs)
