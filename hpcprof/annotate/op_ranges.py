@@ -47,7 +47,10 @@ class OpRanges:
         if self._switch is not None and number > self._steps.last:
             self._end(self._ended)  # the last step of the window never came
             return True
-        if self._switch is not None or number < self._steps.first:
+        if self._switch is not None:
+            self._switch(1)  # again: a profile of the training's own that ends switches it off
+            return False
+        if number < self._steps.first:
             return False
         if number > self._steps.last:
             first = self._steps.first

@@ -82,6 +82,19 @@ def test_a_training_that_never_came_so_far_says_so(
     assert noted() == f"not available: {said}"
 
 
+def test_each_step_is_named_also_after_a_profiler_of_the_training_switched_it_off(
+    follower: op_ranges.Follower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flag: list[int] = []
+    monkeypatch.setattr(op_ranges, "find_switch", lambda: flag.append)
+    for number in range(9, 30):
+        assert not follower.step_begins(number)
+        assert (flag[-1:] == [1]) == (number >= 10)
+        flag.append(0)  # as TensorFlow does at the end of a profile
+        assert follower.step_ended(number) == (number == 29)
+    assert noted() == "10-29"
+
+
 def test_steps_that_jump_over_the_wanted_ones_are_noted(follower: op_ranges.Follower) -> None:
     assert follower.step_begins(30)
     assert noted() == "not available: no step of 10-29: the first step from 10 on was 30"
