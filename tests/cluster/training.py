@@ -24,6 +24,7 @@ WORKLOAD = ["image-cnn", "--image-size=128", "--width=24", "--batch=8", "--files
 STEPS = 70
 # of a core, for each of four ranks: what they leave is for Slurm, nsys and the tests
 CORE_SHARE = 0.42
+UNMODIFIED = Path(__file__).with_name("unmodified_training.py")
 JOB_TIMEOUT_S = 400
 # each question to Slurm takes a core for 20 ms: asked often, it would be a fault of its own
 ASK_SLURM_S = 3.0
@@ -31,7 +32,10 @@ ASK_SLURM_S = 3.0
 
 @dataclass(frozen=True)
 class Training:
-    """A submitted training; ``run_dir`` exists once the job has started."""
+    """A submitted training; ``run_dir`` exists once the job has started.
+
+    ``marker`` is a word of its command line, ``records`` what each step leaves in spans.bin.
+    """
 
     cluster: Cluster
     job_id: int
@@ -39,6 +43,8 @@ class Training:
     log: Path
     collect_id: int | None
     env: dict[str, str]
+    marker: str
+    records: int
 
     def wait(self) -> str:
         """The job's final state by sacct; then waits for the collect job too."""
@@ -58,8 +64,7 @@ class Training:
     def wait_for_step(self, step: int) -> None:
         """Until every rank has recorded ``step`` steps."""
         paths = ArtifactPaths(self.run_dir)
-        # a step leaves at least its own record and five phases
-        size = 6 * step * span_format.BLOCK_BYTES
+        size = self.records * step * span_format.BLOCK_BYTES
         self.wait_until(
             lambda: (
                 len(paths.rank_ids()) == RANKS
@@ -103,8 +108,9 @@ class Training:
         def found() -> bool:
             pids[:] = [
                 pid
-                for pid in self.cluster.find_rank_pids(self.job_id, rank, command="workload")
-                if _argv(pid)[1:3] == ["-m", "hpcprof"] and "workload" in _argv(pid)[:4]
+                for pid in self.cluster.find_rank_pids(self.job_id, rank, command=self.marker)
+                # a launcher has the training's command line behind its own
+                if self.marker in _argv(pid)[1:4]
             ]
             return bool(pids)
 
@@ -145,9 +151,11 @@ def submit(
     nodes: int = 2,
     env: Mapping[str, str] | None = None,
     spec: Mapping[str, Any] | None = None,
+    unmodified: bool = False,
 ) -> Training:
     """Write a job spec into ``folder`` and submit it as ``hpcprof submit`` does.
 
+    The workload of hpcprof, which marks its steps, or a training that knows nothing of hpcprof.
     ``options`` are more of the workload's own, ``spec`` more of the job spec's fields, ``env`` of
     the environment at submission. ``nsys`` is put on the job's PATH; without it the job finds none.
     """
@@ -156,6 +164,8 @@ def submit(
     data.mkdir(exist_ok=True)
     command = [str(train_python), "-m", "hpcprof", "workload", *WORKLOAD]
     command += [f"--strategy={strategy}", f"--steps={steps}", f"--data-dir={data}", *options]
+    if unmodified:
+        command = [str(train_python), str(UNMODIFIED), str(data), str(steps)]
     fields = {
         **{"schema": 1, "name": "cnn", "strategy": strategy, "site": "test-cluster"},
         **{"nodes": nodes, "ranks_per_node": RANKS // nodes, "gpus_per_node": RANKS // nodes},
@@ -170,7 +180,9 @@ def submit(
         environ["PATH"] = f"{nsys.parent}:{environ['PATH']}"
     argv = [sys.executable, "-m", "hpcprof", "submit", folder / "hpcprof.yaml"]
     done = cluster.run(*argv, env=environ)
-    return _parse(cluster, done.stdout, environ)
+    # a marked step leaves its own record and five phases, another one input and compute
+    seen = (str(UNMODIFIED), 3) if unmodified else ("workload", 6)
+    return _parse(cluster, done.stdout, environ, seen)
 
 
 def _quiet_horovod(cluster: Cluster) -> Path:
@@ -181,7 +193,7 @@ def _quiet_horovod(cluster: Cluster) -> Path:
     return library
 
 
-def _parse(cluster: Cluster, printed: str, env: dict[str, str]) -> Training:
+def _parse(cluster: Cluster, printed: str, env: dict[str, str], seen: tuple[str, int]) -> Training:
     lines = {line[:12].strip(): line[12:].strip() for line in printed.splitlines()}
     analysis = lines.get("analysis")
     return Training(
@@ -191,6 +203,8 @@ def _parse(cluster: Cluster, printed: str, env: dict[str, str]) -> Training:
         log=Path(lines["log"]),
         collect_id=int(analysis.split()[1].rstrip(",")) if analysis else None,
         env=env,
+        marker=seen[0],
+        records=seen[1],
     )
 
 
