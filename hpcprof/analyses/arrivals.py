@@ -11,6 +11,9 @@ disjoint pieces by phase, in the order of ``PIECES``; what no phase covers is ``
 compiled training function only the call is known in every step: piece ``compute``. In the few steps
 in which TensorFlow named its operations ``named_steps`` tells the parts of that call apart.
 
+A step may wait before its last collective too, and be equal to the others' when it comes to that:
+where it averages the loss after the gradients. Such waits (``_earlier_waits``) are sync as well.
+
 Assumes that collectives of one step all belong to it (no pipelining over steps). What makes it
 wrong: a collective inside the forward pass (SyncBatchNorm) equalises ranks before the last one.
 """
@@ -43,7 +46,13 @@ STEP_ENDS = "steps"
 
 # what is read of a rank: all else, most of a profiled rank, plays no part here
 KINDS_READ = [c.PHASE_KIND, c.COLLECTIVE, c.BUSY, c.EXECUTOR_OP, c.STEP_KIND]
-COLUMNS_READ = [c.START_NS, c.END_NS, c.KIND, c.ACTIVITY, c.PHASE, c.STEP, c.BYTES, c.OP]
+COLUMNS_READ = [
+    *(c.START_NS, c.END_NS, c.KIND, c.NAME),
+    *(c.ACTIVITY, c.PHASE, c.STEP, c.BYTES, c.OP),
+]
+_SCALAR_BYTES = 8
+_MAY_WAIT = "may_wait"
+_TF_COLLECTIVE = ":Collective"  # in names of TensorFlow's own, "path:type"
 
 
 def collective_forms(spans: pd.DataFrame) -> set[str]:
@@ -163,13 +172,19 @@ def _cut(spans: pd.DataFrame, form: str, ways: Sequence[tuple[str, str]]) -> pd.
     rows = syncs[follows]
     ready = np.maximum(rows["last_start"].to_numpy(np.int64), starts)
     ends = rows["last_end"].to_numpy(np.int64)
+    earlier = _earlier_waits(spans, form)
+    waits = overlap(earlier, starts, ready)
     result: pd.DataFrame = pd.DataFrame(
-        {"arrival_ns": ready - starts, "sync_ns": ends - ready, "end_ns": ends},
+        {
+            "arrival_ns": ready - starts - waits,
+            "sync_ns": ends - ready + waits,
+            "end_ns": ends,
+        },
         index=rows.index,
     )
     inside = {piece: np.zeros(len(rows), np.int64) for piece in PIECES}
     for piece, covered in _exclusive_pieces(spans, ways):
-        inside[piece] += overlap(covered, starts, ready)
+        inside[piece] += overlap(subtract(covered, earlier), starts, ready)
     for piece in PIECES:
         result[f"{piece}_ns"] = inside[piece]
     result[f"{HOST}_ns"] = result["arrival_ns"].to_numpy() - sum(inside.values())
@@ -191,6 +206,34 @@ def _last_collectives(spans: pd.DataFrame, form: str) -> pd.DataFrame:
     )
     syncs.index.name = "step"
     return syncs
+
+
+def _earlier_waits(spans: pd.DataFrame, form: str) -> Union:
+    """The time in which a step waited in collectives before its last one, and did nothing else.
+
+    Of those that come after others have ended: all of TensorFlow's own, which it runs one by one,
+    and of Horovod's what is no gradient, a loss or a metric. Gradients one by one are the work of
+    a backward pass, in which the rank goes on computing.
+    """
+    rows = spans[is_collective(spans, form)] if form == PROFILER else spans.head(0)
+    is_small = (rows[c.BYTES].fillna(_SCALAR_BYTES + 1) <= _SCALAR_BYTES).to_numpy(dtype=bool)
+    names = rows[c.NAME].cat
+    is_tf = np.array([_TF_COLLECTIVE in str(name) for name in names.categories], dtype=bool)
+    may_wait = is_small | (is_tf[names.codes.to_numpy()] if len(rows) else is_small)
+    if not may_wait.any():
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    rows = rows.assign(**{_MAY_WAIT: may_wait}).sort_values([c.STEP, c.START_NS], kind="stable")
+    step = rows[c.STEP].to_numpy(dtype=np.int64)
+    ended = rows[c.END_NS].groupby(step).cummax().groupby(step).shift(fill_value=0)
+    is_large = ~rows[_MAY_WAIT].to_numpy(dtype=bool)
+    is_followed = pd.Series(is_large)[::-1].groupby(step[::-1]).cummax()[::-1].to_numpy(dtype=bool)
+    is_apart = (rows[c.START_NS] >= ended).to_numpy(dtype=bool) & ~is_followed
+    burst = np.cumsum(is_apart | np.concatenate(([True], step[1:] != step[:-1])))
+    last_start = rows[c.START_NS].groupby(burst).max().to_numpy(np.int64)
+    last_end = rows[c.END_NS].groupby(burst).max().to_numpy(np.int64)
+    of_step = step[np.unique(burst, return_index=True)[1]]
+    is_earlier = np.append(of_step[1:] == of_step[:-1], False)
+    return union(last_start[is_earlier], last_end[is_earlier])
 
 
 def _exclusive_pieces(

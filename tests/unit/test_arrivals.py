@@ -6,6 +6,7 @@ import pytest
 
 from hpcprof.analyses import arrivals
 from hpcprof.trace import columns as c
+from hpcprof.trace.frame import spans_frame
 from tests.unit.synthetic_run import MS, spans
 
 pytestmark = pytest.mark.unit
@@ -92,6 +93,53 @@ def test_every_second_step_of_which_nobody_knows_the_others_is_none():
 def test_a_call_without_a_collective_before_has_no_arrival():
     rows = calls(0, 4, 8)
     assert arrivals.per_rank(rows.drop(index=3), arrivals.MARKED).empty  # that of step 4
+
+
+def collectives(*rows):
+    """Of two steps alike, 100 ms each: (start, end, bytes, name)."""
+    table = [
+        (100 * step + start, 100 * step + end, *rest, step)
+        for step in (0, 1)
+        for start, end, *rest in rows
+    ]
+    return spans_frame(
+        {
+            c.START_NS: [start * MS for start, *_ in table],
+            c.END_NS: [end * MS for _, end, *_ in table],
+            c.BYTES: [size for _, _, size, *_ in table],
+            c.NAME: [name for *_, name, _ in table],
+            c.STEP: [step for *_, step in table],
+            **{c.KIND: c.COLLECTIVE, c.OP: "allreduce", c.SOURCE: "nsys"},
+        }
+    )
+
+
+def arrival(*rows):
+    row = arrivals.per_rank(collectives(*rows), arrivals.PROFILER).loc[1]
+    assert row["arrival_ns"] + row["sync_ns"] == 100 * MS
+    return row["arrival_ns"] / MS
+
+
+LOSS = (82, 85, 4, "HorovodAllreduce")
+
+
+def test_the_loss_averaged_after_the_gradients_hides_no_wait_for_them():
+    # the wait for the other rank is in 40-80; when the loss is averaged all are there
+    assert arrival((40, 80, 4000, "HorovodAllreduce"), LOSS) == 40 + 2 + 15
+    assert arrival((40, 80, 4000, "HorovodAllreduce")) == 40 + 20
+
+
+def test_gradients_one_after_another_are_the_work_of_a_backward_pass():
+    small = (82, 85, 64, "HorovodAllreduce")
+    assert arrival((40, 80, 4000, "HorovodAllreduce"), small) == 82 + 15
+
+
+def test_collectives_of_tensorflow_wait_one_after_the_other():
+    first = (40, 80, None, "CollectiveReduceV2:CollectiveReduceV2")
+    second = (82, 85, None, "div/CollectiveReduceV2:CollectiveReduceV2")
+    assert arrival(first, second) == 40 + 2 + 15
+    meanwhile = (60, 85, None, "div/CollectiveReduceV2:CollectiveReduceV2")
+    assert arrival(first, meanwhile) == 60 + 15
 
 
 def test_forms_are_told_apart():
