@@ -213,7 +213,8 @@ def _earlier_waits(spans: pd.DataFrame, form: str) -> Union:
 
     Of those that come after others have ended: all of TensorFlow's own, which it runs one by one,
     and of Horovod's what is no gradient, a loss or a metric. Gradients one by one are the work of
-    a backward pass, in which the rank goes on computing.
+    a backward pass, in which the rank goes on computing; and so it may, where its operations tell,
+    while TensorFlow's wait.
     """
     rows = spans[is_collective(spans, form)] if form == PROFILER else spans.head(0)
     is_small = (rows[c.BYTES].fillna(_SCALAR_BYTES + 1) <= _SCALAR_BYTES).to_numpy(dtype=bool)
@@ -233,7 +234,11 @@ def _earlier_waits(spans: pd.DataFrame, form: str) -> Union:
     last_end = rows[c.END_NS].groupby(burst).max().to_numpy(np.int64)
     of_step = step[np.unique(burst, return_index=True)[1]]
     is_earlier = np.append(of_step[1:] == of_step[:-1], False)
-    return union(last_start[is_earlier], last_end[is_earlier])
+    in_wait = union(last_start[is_earlier], last_end[is_earlier])
+    ops = spans[(spans[c.KIND] == c.EXECUTOR_OP) & spans[c.PHASE].isin(INSIDE_COMPUTE)]
+    return subtract(
+        in_wait, union(ops[c.START_NS].to_numpy(np.int64), ops[c.END_NS].to_numpy(np.int64))
+    )
 
 
 def _exclusive_pieces(

@@ -6,7 +6,7 @@ import pytest
 
 from hpcprof.analyses import arrivals
 from hpcprof.trace import columns as c
-from hpcprof.trace.frame import spans_frame
+from hpcprof.trace.frame import concat_spans, spans_frame
 from tests.unit.synthetic_run import MS, spans
 
 pytestmark = pytest.mark.unit
@@ -140,6 +140,20 @@ def test_collectives_of_tensorflow_wait_one_after_the_other():
     assert arrival(first, second) == 40 + 2 + 15
     meanwhile = (60, 85, None, "div/CollectiveReduceV2:CollectiveReduceV2")
     assert arrival(first, meanwhile) == 60 + 15
+
+
+def test_a_rank_that_computes_meanwhile_does_not_wait():
+    first = (40, 80, None, "CollectiveReduceV2:CollectiveReduceV2")
+    second = (82, 85, None, "div/CollectiveReduceV2:CollectiveReduceV2")
+    op = spans_frame(
+        {
+            **{c.START_NS: [130 * MS], c.END_NS: [165 * MS], c.KIND: c.EXECUTOR_OP, c.STEP: [1]},
+            **{c.PHASE: c.BACKWARD, c.NAME: "gradient_tape/MatMul:MatMul", c.SOURCE: "tfprof"},
+        }
+    )
+    both = concat_spans([collectives(first, second), op])
+    row = arrivals.per_rank(both, arrivals.PROFILER).loc[1]
+    assert row["arrival_ns"] == (40 + 25 + 2 + 15) * MS
 
 
 def test_forms_are_told_apart():
