@@ -54,6 +54,9 @@ def leave_to_script() -> None:
         return
     _finish_open_step()
     _is_left_to_script = True
+    current = session.current() if session.is_opened() else None
+    if current is not None:
+        current.progress.is_found = False
     training_notes.put(steps_by=BY_CALLS, input_not_separable=None)
 
 
@@ -148,6 +151,8 @@ def marking_session() -> Session | None:
     except Exception as error:
         give_up(error)
         return None
+    if current is not None:
+        current.progress.is_found = True
     if current is not None and not _is_closing_watched:
         _is_closing_watched = True
         current.before_close(_finish_open_step)

@@ -62,10 +62,10 @@ class Session:
         seeing = (guards.wanted(), training_seen.wanted(), device_memory.wanted())
         self._followers = [each for each in (*recording, *seeing) if each is not None]
         self._flush_recorder = nvtx_recorder.flusher()
-        self._progress = watchdog.Progress(self.last_beacon_ns)
+        self.progress = watchdog.Progress(self.last_beacon_ns)
         self._watchdog = watchdog.start()
         if self._watchdog is not None:
-            self._watchdog.follow(self._progress)
+            self._watchdog.follow(self.progress)
         if self.domain is not None:
             leave_message(rank_state.NVTX_VERSION, installed_version())
 
@@ -105,7 +105,7 @@ class Session:
         self.recorder.add(start_ns, end_ns, "step", number, span_format.KIND_STEP)
         self.current_step = span_format.NO_STEP
         self.next_step = number + updates
-        progress = self._progress
+        progress = self.progress
         progress.step = number
         progress.end_ns = end_ns
         for follower in reversed(self._followers):

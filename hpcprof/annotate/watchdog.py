@@ -4,10 +4,12 @@ A daemon thread of the training process. It only writes: stacks into the rank's 
 for the launcher, a line on stderr. It ends nothing, because a long evaluation or checkpoint looks
 the same as a hang.
 
-Where ``annotate`` marks steps, no step end for ``HANG_AFTER`` seconds is a hang. In a script that
-marks none, steps cannot be seen; there it is a hang when no Python thread has moved for so long and
-the main thread has not run at all (a loop is found at the same place again and again), unless the
-main thread waits for a process that it started: the training may be that one.
+Where the script marks steps, no step end for ``HANG_AFTER`` seconds is a hang. Where hooks found
+the steps, the main thread must also have stood still: what comes beside and after them (a long
+evaluation) is not known. In a script that has none, steps cannot be seen; there it is a hang when
+no Python thread has moved for so long and the main thread has not run at all (a loop is found at
+the same place again and again), unless the main thread waits for a process that it started: the
+training may be that one.
 
 The message ``rank_state.HANG`` is one line of JSON: ``step`` (the last that ended, -1 for none),
 ``seconds`` without one, ``at`` with ``realtime_ns`` and ``monotonic_ns`` of now; it is an entry of
@@ -36,13 +38,17 @@ _WAITING_FRAMES = 8  # innermost ones; below popen_forkserver.poll are connectio
 
 
 class Progress:
-    """What the session tells of its steps. ``end_ns`` starts as the time of the session's start."""
+    """What the session tells of its steps. ``end_ns`` starts as the time of the session's start.
 
-    __slots__ = ("end_ns", "step")
+    ``is_found``: hooks found them, and nobody knows when the next one is to come.
+    """
+
+    __slots__ = ("end_ns", "is_found", "step")
 
     def __init__(self, start_ns: int) -> None:
         self.end_ns = start_ns
         self.step = -1
+        self.is_found = False
 
 
 class Watchdog:
@@ -78,7 +84,7 @@ class Watchdog:
                     return
                 self._report(sign_ns)
                 while not self._over and self._last_sign_ns() == sign_ns:
-                    self._sleep(self._interval_s if self.progress is None else self._hang_after_s)
+                    self._sleep(self._interval_s if self._are_looked_at() else self._hang_after_s)
         except OSError as error:
             leave_note(f"the watchdog ended: {error.strerror} ({self._stacks})")
 
@@ -89,7 +95,7 @@ class Watchdog:
             left = self._hang_after_s - (node_time.monotonic_ns() - sign_ns) / 1e9
             if left <= 0:
                 return sign_ns
-            self._sleep(left if self.progress is not None else min(left, self._interval_s))
+            self._sleep(min(left, self._interval_s) if self._are_looked_at() else left)
         return 0
 
     def _sleep(self, seconds: float) -> None:
@@ -103,13 +109,18 @@ class Watchdog:
 
     def _last_sign_ns(self) -> int:
         """When the training last showed that it lives."""
-        if self.progress is not None:
-            return max(self.progress.end_ns, self._moved_ns)
-        places = _where_threads_are()
+        progress = self.progress
+        if progress is not None and not progress.is_found:
+            return max(progress.end_ns, self._moved_ns)
+        places = _where_threads_are(only_main=progress is not None)
         if places != self._seen or _waits_for_a_process():
             self._seen = places
             self._moved_ns = node_time.monotonic_ns()
-        return self._moved_ns
+        return self._moved_ns if progress is None else max(progress.end_ns, self._moved_ns)
+
+    def _are_looked_at(self) -> bool:
+        """Whether threads have to be looked at again and again: steps alone do not tell."""
+        return self.progress is None or self.progress.is_found
 
     def _report(self, sign_ns: int) -> None:
         """Write the stacks, then tell the launcher, then the user. Raises OSError."""
@@ -158,13 +169,12 @@ def _dump_on_node() -> bytes:
         return b""
 
 
-def _where_threads_are() -> int:
+def _where_threads_are(*, only_main: bool) -> int:
     """A number that changes when another Python thread is elsewhere, or the main one has run."""
-    own = threading.get_ident()
-    clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
-    places = [time.clock_gettime_ns(clock)]
+    own, main = threading.get_ident(), threading.main_thread().ident or 0
+    places = [time.clock_gettime_ns(time.pthread_getcpuclockid(main))]
     for ident, frame in sys._current_frames().items():
-        if ident == own:
+        if ident == own or (only_main and ident != main):
             continue
         places.append(ident)
         for _ in range(_LOOKED_AT_FRAMES):

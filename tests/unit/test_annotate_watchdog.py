@@ -65,6 +65,29 @@ sys.exit(7)
     assert stacks.stat().st_mode & 0o777 == 0o600
 
 
+FOUND = """
+from hpcprof.annotate import automatic
+os.environ["HPCPROF_OWNER_PID"] = str(os.getpid())
+for _ in range(42):
+    step = automatic.AutomaticStep(automatic.marking_session(), annotate.now_ns())
+    step.end(annotate.now_ns())
+"""
+
+
+def test_work_after_steps_that_hooks_found_is_no_hang(tmp_path: Path) -> None:
+    code = FOUND + "end = time.monotonic() + 1.5\nwhile time.monotonic() < end: pass\n"
+    done = annotated.run(code, tmp_path, tmp_path / "state", **watched(0.5))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(annotated.steps(tmp_path)) == 42
+
+
+def test_a_hang_after_steps_that_hooks_found_is_one(tmp_path: Path) -> None:
+    code = FOUND + "time.sleep(1.5)\n"
+    done = annotated.run(code, tmp_path, tmp_path / "state", **watched(0.5))
+    assert done.returncode == 0
+    assert re.match("hpcprof: rank 3: no step for [01] s after step 41; ", done.stderr)
+
+
 def test_a_run_folder_that_stalls_does_not_stop_the_training(tmp_path: Path) -> None:
     """A pipe that nobody empties stands for a file system that hangs in the middle of a write."""
     stacks = tmp_path / "stacks.txt"
