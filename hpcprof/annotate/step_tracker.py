@@ -11,8 +11,10 @@ The rules:
 
 1. A step opens when the first training call after its fetches begins. Its span starts where the
    last of these fetches ended; without any, where the call begins.
-2. It ends where the next fetch begins, or the next training call, once an update was seen in it.
-   Several fetches and calls before one update (gradient accumulation) are thus one step.
+2. It ends where the next fetch begins, once an update was seen in it. Several fetches and calls
+   before one update (gradient accumulation) are thus one step, and so are several updates with one
+   batch (generator and discriminator). Where nothing is fetched, or a batch is used for more
+   updates than that, it ends where the next training call begins.
 3. Fetches since the last step's end are input of the next one. Not so a batch that went elsewhere:
    its iterator gave another one after a call that trains nothing, or came to its end (validation).
    Such a fetch is a span of the host.
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 
 INPUT, COMPUTE, OPTIMIZER = "input", "compute", "optimizer"
 FETCH = "fetch"  # one that was no input of a step
+_MOST_UPDATES = 16  # with one batch; a loop that makes more uses it again and again
 _MAX_PENDING = 256  # an accumulation of more fetches before one call is none
 
 
@@ -72,6 +75,9 @@ class StepTracker:
         self._is_updated = False
         self._is_in_call = False  # in one that was known to train when it began
         self._is_first_call = False  # of the open step
+        self._has_input = False  # the open step was given a batch
+        self._updates = 0  # in the open step
+        self._keeps_batch = False  # this loop makes many updates with one batch
         self._last_ns = 0  # end of the last training call or update
         self.fetches_used = 0  # that were input of a step
 
@@ -85,6 +91,7 @@ class StepTracker:
         if self._is_open:
             self._sink.phase(INPUT, start_ns, end_ns)
             self.fetches_used += 1
+            self._has_input = True
             return
         self._set_aside([f for f in self._pending if f.is_used and f.source == source])
         self._set_aside(self._pending[: max(0, len(self._pending) + 1 - _MAX_PENDING)])
@@ -108,7 +115,8 @@ class StepTracker:
         self._is_in_call = self._is_first_call = False
         if phase is not None:
             self._sink.phase(phase, start_ns, end_ns)
-        self._is_updated = self._is_updated or updates
+        if updates:
+            self._saw_update()
         self._last_ns = end_ns
 
     def call_failed(self) -> None:
@@ -127,7 +135,7 @@ class StepTracker:
         """An optimizer applied gradients in a call of its own."""
         if self._is_open:
             self._sink.phase(OPTIMIZER, start_ns, end_ns)
-            self._is_updated = True
+            self._saw_update()
             self._last_ns = end_ns
 
     def interrupted(self, now_ns: int) -> None:
@@ -144,8 +152,14 @@ class StepTracker:
             self.call_failed()
         self._set_aside(list(self._pending))
 
+    def _saw_update(self) -> None:
+        self._is_updated = True
+        self._updates += 1
+        if self._updates >= _MOST_UPDATES:
+            self._keeps_batch = True
+
     def _open(self, start_ns: int) -> None:
-        if self._is_updated:
+        if self._is_updated and (self._keeps_batch or not self._has_input):
             self._end(start_ns)
         if self._is_open:
             return
@@ -153,6 +167,8 @@ class StepTracker:
             self._sink.phase(INPUT, each.start_ns, each.end_ns)
         start_ns = self._pending[-1].end_ns if self._pending else start_ns
         self.fetches_used += len(self._pending)
+        self._has_input = bool(self._pending)
+        self._updates = 0
         self._pending.clear()
         self._sink.begin(start_ns)
         self._is_open = self._is_first_call = True

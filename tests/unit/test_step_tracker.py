@@ -122,13 +122,45 @@ def test_a_call_that_turns_out_to_train_opens_its_step_afterwards() -> None:
     def events(loop: Loop) -> None:
         loop.fetch()
         loop.train(known=False)
+        loop.fetch()
         loop.train(known=False)
         loop.finish()
 
     assert lines(events) == [
         *("input 10-20", "begin 20", "compute 30-40", "end 50"),
-        *("begin 50", "compute 50-60", "end 60"),
+        *("input 50-60", "begin 60", "compute 70-80", "end 80"),
     ]
+
+
+def test_updates_with_one_batch_are_one_step() -> None:
+    """Generator and discriminator, for example."""
+
+    def events(loop: Loop) -> None:
+        for _ in range(2):
+            loop.fetch()
+            loop.train()
+            loop.train()
+        loop.finish()
+
+    assert lines(events) == [
+        *("input 10-20", "begin 20", "compute 30-40", "compute 50-60", "end 70"),
+        *("input 70-80", "begin 80", "compute 90-100", "compute 110-120", "end 120"),
+    ]
+
+
+def test_a_loop_that_keeps_its_batch_makes_a_step_of_each_update() -> None:
+    def events(loop: Loop) -> None:
+        loop.fetch()
+        for _ in range(100):
+            loop.train()
+        loop.fetch()
+        loop.train()
+        loop.train()
+        loop.finish()
+
+    told = lines(events)
+    assert [line.split()[0] for line in told if "input" in line] == ["input", "input"]
+    assert sum(line.startswith("begin") for line in told) == 1 + (100 - 16) + 2
 
 
 def test_fetches_and_calls_before_one_update_are_one_step() -> None:
