@@ -106,10 +106,10 @@ def test_clocks_compared_by_the_agents_are_true_to_their_bound(done: Done, tmp_p
     assert all(error["is_within"] for error in errors.values()), errors
     # the queue of the slow link makes the exchanges of its own node wide, not those of others
     assert errors["node1"]["bound_ns"] < 1_000_000
-    assert {node: round(clock.drift_ppb, -3) for node, clock in clocks.items()} == {
-        "node0": 0,
-        **{node: skew.monotonic_ppb for node, skew in SKEWS.items()},
-    }
+    # a bound of 60 µs at both ends of 40 s leaves a rate uncertain by a few ppm; most know it to 1
+    truth = {"node0": 0, **{node: skew.monotonic_ppb for node, skew in SKEWS.items()}}
+    drifts = {node: clock.drift_ppb for node, clock in clocks.items()}
+    assert drifts == pytest.approx(truth, abs=2_500)
 
 
 def test_without_the_agents_files_collectives_align_the_nodes_and_the_bound_holds(
