@@ -167,3 +167,21 @@ def excess(table: pd.DataFrame, phase: str) -> float:
     column = table[phase]
     odd = column.index % 2 == 1
     return float(column[odd].median() - column[~odd].median())
+
+
+def noise(table: pd.DataFrame, phase: str) -> float:
+    """How far off ``excess`` may be on a busy machine: two standard errors, in ms.
+
+    That of a median is 1.25 s / sqrt(n), s being 1.48 times the median deviation.
+    """
+    variance = 0.0
+    for _, column in table[phase].groupby(table.index % 2):
+        deviation = float((column - column.median()).abs().median())
+        variance += (1.2533 * 1.4826 * deviation) ** 2 / len(column)
+    return 2 * float(variance**0.5)
+
+
+def is_size(table: pd.DataFrame, phase: str, milliseconds: float) -> bool:
+    """Whether the excess is this one to 10 %, as far as the machine lets it be measured."""
+    off = abs(excess(table, phase) - milliseconds)
+    return off <= 0.1 * milliseconds + min(noise(table, phase), 0.15 * milliseconds)
