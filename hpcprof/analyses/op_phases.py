@@ -43,7 +43,6 @@ PHASES = (
     *(c.COMPUTE_PHASE, c.CHECKPOINT, c.EVAL, c.OTHER),
 )
 BESIDE = (c.CHECKPOINT, c.EVAL)  # operations between two steps do not make the next one named
-TF_PROFILER = "tfprof"  # source of operations read from tf.profiler's files
 # a step with fewer operations than this share of the rank's median was not named as a whole
 MIN_SHARE_OF_OPS = 0.5
 WHOLE = -1  # replica: the rank as a whole
@@ -135,9 +134,9 @@ def device_times(on_device: pd.DataFrame, frame: pd.DataFrame) -> dict[str, floa
     ``on_device``: spans of the kinds ON_DEVICE with a phase; ``frame``: of ``per_rank``.
     """
     whole = frame[frame["replica"] == WHOLE]
-    is_nvtx = (on_device[c.SOURCE] != TF_PROFILER).to_numpy(dtype=bool)
+    is_nvtx = (on_device[c.SOURCE] != c.TF_PROFILE).to_numpy(dtype=bool)
     if is_nvtx.any():
-        on_device, whole = on_device[is_nvtx], whole[whole["source"] != TF_PROFILER]
+        on_device, whole = on_device[is_nvtx], whole[whole["source"] != c.TF_PROFILE]
     found = {}
     for phase in PHASES:
         rows = on_device[on_device[c.PHASE] == phase]
@@ -199,7 +198,7 @@ def _one_source(ops: pd.DataFrame) -> pd.DataFrame:
 
     STEP becomes int64, PHASE is OTHER where there was none.
     """
-    is_nvtx = (ops[c.SOURCE] != TF_PROFILER).to_numpy(dtype=bool)
+    is_nvtx = (ops[c.SOURCE] != c.TF_PROFILE).to_numpy(dtype=bool)
     step = ops[c.STEP].to_numpy(dtype=np.int64)
     chosen = ops[is_nvtx | ~np.isin(step, step[is_nvtx])]
     of_step = chosen[~chosen[c.PHASE].isin(BESIDE)]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from hpcprof.analyses import op_phases
-from hpcprof.analyses.op_phases import TF_PROFILER, NamedWindows
-from hpcprof.trace.columns import EXECUTOR_OP, PHASE, SOURCE, STEP
+from hpcprof.analyses.op_phases import NamedWindows
+from hpcprof.trace.columns import EXECUTOR_OP, PHASE, SOURCE, STEP, TF_PROFILE
 from hpcprof.trace.store import TraceStore
 
 
@@ -38,7 +38,7 @@ def named_ops(store: TraceStore, within: range | None = None) -> NamedOps:
         ops = ops[~ops[PHASE].isin(op_phases.BESIDE)]
         if not len(ops):
             continue
-        is_tf, named_steps = ops[SOURCE] == TF_PROFILER, ops[STEP].astype("int64")
+        is_tf, named_steps = ops[SOURCE] == TF_PROFILE, ops[STEP].astype("int64")
         for windows, chosen in ((nvtx, named_steps[~is_tf]), (tf_profiler, named_steps[is_tf])):
             if len(chosen):
                 windows[rank] = int(chosen.min()), int(chosen.max())

@@ -24,7 +24,6 @@ from hpcprof.trace.columns import COLLECTIVE, KIND, NAME, STEP
 from hpcprof.trace.frame import concat_spans, empty_spans
 from hpcprof.trace.model import SourceState, Training
 
-TF_PROFILE = "tfprof"
 _HOROVOD_TYPE = ":Horovod"  # in XPlane a collective of Horovod is named by operation and type
 _NO_LIBRARY = (
     "nothing in the training calls NVTX (a TensorFlow built for CUDA does, and a Horovod built "

@@ -18,9 +18,10 @@ from hpcprof.errors import EnvironmentLacksError, InputError
 from hpcprof.readers.nsys_clock import Placement, place
 from hpcprof.readers.xplane_device import gpu_planes, read_device
 from hpcprof.readers.xplane_file import Plane, Space, read_space
-from hpcprof.readers.xplane_host import SOURCE, HostRows, read_host, read_marks
+from hpcprof.readers.xplane_host import HostRows, read_host, read_marks
 from hpcprof.readers.xplane_memory import read_memory
 from hpcprof.trace.check import check_spans
+from hpcprof.trace.columns import TF_PROFILE
 from hpcprof.trace.frame import anchors_frame, concat_spans, empty_spans
 from hpcprof.trace.memory import MemoryRecord
 from hpcprof.trace.model import SourceState, Training
@@ -176,7 +177,7 @@ def _state(usable: list[PlacedSpace], spans: pd.DataFrame, problems: list[str]) 
         state, problems = manifest.EMPTY, [*problems, "no operation was recorded"]
     reason = problems[0].removesuffix(".") if problems else ""
     return SourceState(
-        SOURCE,
+        TF_PROFILE,
         state,
         reason,
         rows=len(spans),
@@ -195,4 +196,4 @@ def _why_no_file(folder: Path) -> tuple[str, str]:
 
 
 def _nothing(state: str, reason: str) -> TfProfile:
-    return TfProfile(empty_spans(), empty_spans(), SourceState(SOURCE, state, reason))
+    return TfProfile(empty_spans(), empty_spans(), SourceState(TF_PROFILE, state, reason))

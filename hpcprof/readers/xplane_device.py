@@ -25,11 +25,10 @@ from hpcprof.trace.columns import (
     KERNEL,
     MEMCPY,
     MEMSET,
+    TF_PROFILE,
 )
 from hpcprof.trace.frame import coded, nullable_int, spans_frame
 from hpcprof.trace.model import Training
-
-SOURCE = "tfprof"
 
 _DEVICE_RE = re.compile(r"\A/device:GPU:([0-9]+)")
 _STREAM_RE = re.compile(r"\AStream #([0-9]+)")
@@ -90,7 +89,7 @@ def read_device(plane: Plane, replica: int | None, training: Training | None) ->
             "bytes": nullable_int(sizes, sizes == NULL, "Int64"),
             "op": coded(codes, [collective_op(n) if is_nccl_kernel(n) else None for n in names]),
             "correlation": nullable_int(correlations, correlations == NULL, "Int64"),
-            "source": SOURCE,
+            "source": TF_PROFILE,
         }
     )
 

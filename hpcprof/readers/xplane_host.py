@@ -29,11 +29,10 @@ from hpcprof.trace.columns import (
     INPUT_ACTIVITY,
     NAME,
     STEP_KIND,
+    TF_PROFILE,
 )
 from hpcprof.trace.frame import coded, nullable_int, spans_frame
 from hpcprof.trace.model import Training
-
-SOURCE = "tfprof"
 
 _STARTED, _DONE = "ExecutorState::ProcessAsync::Start", "ExecutorState::ProcessAsync::Done"
 _WAIT_NAME = "IteratorGetNext"
@@ -99,7 +98,7 @@ def _operations(
         "lane": _lanes(plane, nested.position[rows]),
         "replica": nullable_int(replicas, (replicas == NULL) | is_beside, "Int16"),
         "phase": coded(codes, [None if e.is_background else e.phase for e in classes]),
-        "source": SOURCE,
+        "source": TF_PROFILE,
     }
     return spans_frame(columns)
 
@@ -162,7 +161,7 @@ def _waits(plane: Plane, nested: Nested) -> pd.DataFrame:
             "lane": _lanes(plane, positions),
             "replica": 0,
             "phase": INPUT,
-            "source": SOURCE,
+            "source": TF_PROFILE,
         }
     )
 
@@ -179,7 +178,7 @@ def _background(plane: Plane, nested: Nested) -> pd.DataFrame:
             "kind": HOST,
             "name": coded(codes, [plane.names[code] for code in used]),
             "lane": _lanes(plane, positions),
-            "source": SOURCE,
+            "source": TF_PROFILE,
         }
     )
 
@@ -218,7 +217,7 @@ def _collectives(plane: Plane, training: Training | None) -> tuple[pd.DataFrame,
             "lane": _lanes(plane, begin),
             "replica": 0 if is_one_device else None,
             "op": [_collective(op_type) for _, _, _, op_type in pairs],
-            "source": SOURCE,
+            "source": TF_PROFILE,
         }
     ), unfinished
 
@@ -235,7 +234,7 @@ def _steps(plane: Plane) -> pd.DataFrame:
             "lane": _lanes(plane, positions),
             "replica": 0,
             "step": plane.int_stat(positions, own.STEP_NUMBER),
-            "source": SOURCE,
+            "source": TF_PROFILE,
         }
     )
 

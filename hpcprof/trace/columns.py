@@ -46,6 +46,9 @@ KINDS = (
     *(IO, STEP_KIND, PHASE_KIND, RUNTIME, SYNC, BUSY),
 )
 
+# source: the one that analyses tell from all others, as its steps are a window of its own
+TF_PROFILE = "tfprof"
+
 # activity: what the replica was doing
 COMPUTE, COLLECTIVE_ACTIVITY, COPY, INPUT_ACTIVITY = "compute", "collective", "copy", "input"
 ACTIVITIES = (COMPUTE, COLLECTIVE_ACTIVITY, COPY, INPUT_ACTIVITY)
